@@ -1,0 +1,29 @@
+"""The memory: its specification, state, engine (`scan`, `step`, `reference_scan`) and layer (`NeuralMemory`).
+
+Needs torch and safetensors alone. Start with `NeuralMemory`, or with `MemorySpec` and `scan` to program against the engine.
+"""
+
+from .features import FeatureMap, make_features, register_features
+from .newton_schulz import newton_schulz
+from .reference import reference_scan
+from .scan import read, scan
+from .spec import Gates, MemorySpec
+from .state import MemoryState
+from .step import step
+from .structures import Structure, register_structure
+
+__all__ = [
+    "FeatureMap",
+    "Gates",
+    "MemorySpec",
+    "MemoryState",
+    "Structure",
+    "make_features",
+    "newton_schulz",
+    "read",
+    "reference_scan",
+    "register_features",
+    "register_structure",
+    "scan",
+    "step",
+]

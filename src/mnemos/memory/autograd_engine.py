@@ -1,0 +1,161 @@
+"""The engine for every memory: tiles written in ordinary operations, differentiated by autograd, recomputed in backward.
+
+`chain_engine` does the same work with a hand-written backward for chains under rule "gd".
+N tiles, G = batch x heads, L tokens and E entries of a tile, D lifted key dim, V value dim.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from .newton_schulz import newton_schulz
+from .objectives import error, loss
+from .rules import Coefficients
+from .spec import NS_COEFFICIENTS, MemorySpec
+from .tiles import Piece
+
+Uses = list[list[tuple[Tensor, Tensor]]]  # for each fast map, the (inputs, errors) of each time the network used it
+
+
+def run(
+    spec: MemorySpec,
+    piece: Piece,
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    coefficients: Coefficients,
+    lr: Tensor,
+    retain: Tensor | None,
+    W: list[Tensor],
+    S: list[Tensor],
+    A: list[Tensor],
+) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
+    """Run the tiles of one piece. q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V), lr and retain: (N, G, L)."""
+    maps = len(W)
+
+    def group(first: int, last: int, *flat: Tensor):
+        W, S, A = list(flat[:maps]), list(flat[maps:-maps]), list(flat[-maps:])
+        outputs = []
+        for i in range(first, last):
+            if piece.fresh and i % piece.period == 0:
+                A = W
+            tile = Coefficients(*(x[i] if x.numel() else x for x in coefficients))
+            y, W, S = _tile(spec, piece, None if q is None else q[i], k[i], v[i], tile, lr[i], None if retain is None else retain[i], W, S, A)
+            outputs.append(y)
+        return (None if q is None else torch.stack(outputs), *W, *S, *A)
+
+    step = max(1, math.isqrt(piece.tiles)) if torch.is_grad_enabled() else piece.tiles
+    flat: tuple[Tensor, ...] = (*W, *S, *A)
+    outputs = []
+    for first in range(0, piece.tiles, step):
+        last = min(first + step, piece.tiles)
+        if torch.is_grad_enabled():
+            y, *flat = checkpoint(group, first, last, *flat, use_reentrant=False, preserve_rng_state=False)
+        else:
+            y, *flat = group(first, last, *flat)
+        outputs.append(y)
+    flat = tuple(flat)
+    return None if q is None else torch.cat(outputs), list(flat[:maps]), list(flat[maps:-maps])
+
+
+def _tile(spec, piece, q, k, v, co, lr, retain, W, S, A):
+    """One tile: gradients of its entries, reads of its tokens, state at its end."""
+    if spec.structure == "linear" and piece.subchunks > 1:
+        uses: Uses = [[(k, _solve_errors(spec, piece, k, v, co, retain, W[0], S[0] if S else None))]]
+    else:
+        uses = _errors_at_anchor(spec, k, v, A)
+    if spec.rule == "muon":
+        return _muon_tile(spec, piece, q, co, lr, W, S, uses)
+    y = None
+    if q is not None:
+        rows = slice(0, -1) if spec.read == "before" else slice(1, None)
+        C, beta, f = co.C[:, rows], co.beta[:, rows, None], co.f[:, rows, None]
+
+        def fast(i: int, x: Tensor) -> Tensor:
+            z = beta * (x @ W[i])
+            if S:
+                z = z + f * (x @ S[i])
+            for a, d in uses[i]:
+                z = z - (C * (x @ a.mT)) @ d
+            return z
+
+        y = spec.network.forward(q, fast)
+    last, beta, f = co.C[:, -1, :, None], co.beta[:, -1, None, None], co.f[:, -1, None, None]
+    W_end = [beta * w + (f * S[i] if S else 0.0) - sum((last * a).mT @ d for a, d in uses[i]) for i, w in enumerate(W)]
+    return y, W_end, _momentum_end(co, S, uses)
+
+
+def _momentum_end(co: Coefficients, S: list[Tensor], uses: Uses) -> list[Tensor]:
+    n, m = co.n.unsqueeze(-1), co.m[:, None, None]
+    return [m * s - sum((n * a).mT @ d for a, d in uses[i]) for i, s in enumerate(S)]
+
+
+def _muon_tile(spec, piece, q, co, lr, W, S, uses):
+    """One commit interval, or a part of one that ends before its commit."""
+    moved = _momentum_end(co, S or [torch.zeros_like(w) for w in W], uses)
+    beta = co.beta.unsqueeze(-1)  # G L+1 1
+    W_end = [beta[:, -1:] * w for w in W]
+    if piece.commit:
+        coefficients = NS_COEFFICIENTS[spec.ns_coefficients]
+        W_end = [w + lr[:, -1:, None] * newton_schulz(s, spec.ns_steps, coefficients) for w, s in zip(W_end, moved)]
+    y = None
+    if q is not None and spec.read == "before":
+        y = _read(spec, q, W, beta[:, :-1])
+    elif q is not None and piece.commit:
+        y = _read(spec, q[:, -1:], W_end, beta[:, :1])
+        if q.shape[1] > 1:
+            y = torch.cat([_read(spec, q[:, :-1], W, beta[:, 1:-1]), y], 1)
+    elif q is not None:
+        y = _read(spec, q, W, beta[:, 1:])
+    return y, W_end, moved if S else []
+
+
+def _read(spec: MemorySpec, q: Tensor, W: list[Tensor], beta: Tensor) -> Tensor:
+    return spec.network.forward(q, lambda i, x: beta * (x @ W[i]))
+
+
+def _errors_at_anchor(spec: MemorySpec, k: Tensor, v: Tensor, A: list[Tensor]) -> Uses:
+    """Inputs and back-propagated errors of every fast map for keys k (G, E, D) at weights A."""
+    tracking = torch.is_grad_enabled()
+    uses: list[list[tuple[Tensor, Tensor]]] = [[] for _ in A]
+
+    def fast(i: int, x: Tensor) -> Tensor:
+        z = x @ A[i]
+        if not z.requires_grad:
+            z.requires_grad_()
+        uses[i].append((x, z))
+        return z
+
+    with torch.enable_grad():
+        output = spec.network.forward(k, fast)
+        total = loss(spec.objective, output, v).sum()
+        pre = [z for use in uses for _, z in use]
+        errors = list(torch.autograd.grad(total, pre, create_graph=tracking, materialize_grads=True))
+    if tracking:
+        return [[(a, errors.pop(0)) for a, _ in use] for use in uses]
+    return [[(a.detach(), errors.pop(0)) for a, _ in use] for use in uses]
+
+
+def _solve_errors(spec, piece, k, v, co, retain, W, S) -> Tensor:
+    """Errors of a linear memory whose anchor moves inside the tile: one unit-lower-triangular solve.
+
+    The anchor of sub-chunk j is the state after its first j * stride tokens, row s of the coefficients, so the errors
+    e = k A - v of its entries hang on those of earlier sub-chunks alone.
+    """
+    if spec.objective == "dot":
+        return error("dot", None, v)
+    E = k.shape[1]
+    row = (torch.arange(E, device=k.device) // (E // piece.subchunks)) * piece.stride
+    C, beta, f = co.C[:, row], co.beta[:, row, None], co.f[:, row, None]
+    known = beta * (k @ W)
+    if S is not None:
+        known = known + f * (k @ S)
+    coupling = C * (k @ k.mT)
+    if spec.decay_first and retain is not None:
+        after = retain[:, row, None]
+        known, coupling = after * known, after * coupling
+    return torch.linalg.solve_triangular(coupling, known - v, upper=False, unitriangular=True)

@@ -1,0 +1,161 @@
+"""Everything that defines a `NeuralMemory` layer, as one frozen, JSON-able record."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from dataclasses import dataclass
+
+from .spec import MemorySpec
+
+GATES = ("token", "decay", "per-lag")
+QK_NORMS = ("l2", "rms", "none")
+
+
+@dataclass(frozen=True)
+class NeuralMemoryConfig:
+    """Fields of a `NeuralMemory`. The middle block is that of `MemorySpec`, which explains it; None means "choose for me".
+
+    dim: width of the layer's input and output. heads: independent memories (default: heads of at most 64 dims).
+    key_dim, value_dim: per head (default dim / heads).
+    momentum, retain: whether the memory has these gates at all.
+    gate: what weighs a token inside the window: "none", "token" (a small network of the token itself, `gate_hidden` wide),
+    "decay" (a learned base per head, to the power of the lag), "per-lag" (one weight per lag, from the token that writes),
+    or a product of them such as "token*decay".
+    max_lr: the inner learning rate is max_lr · sigmoid(linear(x)); the default keeps a chunk of identical keys stable.
+    lr_init, momentum_init, retain_init, gate_init, decay_init: what the gates are before training.
+    learned_start: learn the weights a memory starts from; False starts from 0 (memories of a single fast map only).
+    conv_width: width of the causal convolution over q, k, v; 0 or None for none. qk_norm: "l2", "rms" or "none".
+    output_gate: multiply what was read by SiLU(linear(x)).
+
+    >>> config = NeuralMemoryConfig(dim=384, window=4, gate="token*decay")
+    >>> config.spec.key_dim, config.head_count
+    (64, 6)
+    >>> NeuralMemoryConfig.from_json(config.to_json()) == config
+    True
+    """
+
+    dim: int
+    heads: int | None = None
+    key_dim: int | None = None
+    value_dim: int | None = None
+
+    structure: str = "mlp"
+    depth: int = 2
+    expansion: float = 4.0
+    objective: str = "l2"
+    rule: str = "gd"
+    features: str = "identity"
+    degree: int = 2
+    feature_dim: int | None = None
+    window: int = 1
+    chunk_size: int = 64
+    anchor: str = "chunk"
+    decay_first: bool = False
+    commit_every: int | None = None
+    read: str = "after"
+    ns_steps: int = 5
+    ns_coefficients: str = "muon"
+
+    momentum: bool = True
+    retain: bool = True
+    gate: str = "none"
+    gate_hidden: int = 64
+    max_lr: float | None = None
+    lr_init: float | None = None
+    momentum_init: float | None = None
+    retain_init: float = 0.99
+    gate_init: float = 0.9
+    decay_init: float = 0.95
+    learned_start: bool = True
+    conv_width: int | None = 4
+    qk_norm: str = "l2"
+    output_gate: bool = True
+    eps: float = 1e-6
+
+    def __post_init__(self):
+        for name, least in (("dim", 1), ("heads", 1), ("key_dim", 1), ("value_dim", 1), ("conv_width", 0), ("gate_hidden", 1)):
+            value = getattr(self, name)
+            optional = name not in ("dim", "gate_hidden")
+            if not (optional and value is None) and (type(value) is not int or value < least):
+                raise ValueError(f"{name}={value!r} must be {'None or ' if optional else ''}a whole number >= {least}")
+        if None in (self.key_dim, self.value_dim) and self.dim % self.head_count:
+            raise ValueError(f"heads={self.heads} must divide dim={self.dim} (or give key_dim and value_dim)")
+        if self.qk_norm not in QK_NORMS:
+            raise ValueError(f"qk_norm={self.qk_norm!r} is unknown; choose one of {', '.join(map(repr, QK_NORMS))}")
+        parts = [] if self.gate == "none" else str(self.gate).split("*")
+        if not set(parts) <= set(GATES) or len(parts) != len(set(parts)):
+            raise ValueError(f"gate={self.gate!r} is unknown; it is 'none' or a product of {', '.join(GATES)}: 'token*decay'")
+        if "decay" in parts and self.window == 1:
+            raise ValueError(f"gate={self.gate!r} needs window > 1: with window=1 there is no lag to decay over")
+        for name in ("momentum_init", "retain_init", "gate_init", "decay_init"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < 1:
+                raise ValueError(f"{name}={value!r} must lie between 0 and 1, ends excluded")
+        if not (self.max_lr is None or self.max_lr > 0):
+            raise ValueError(f"max_lr={self.max_lr!r} must be None or > 0")
+        if not 0 < self.lr_start < self.lr_ceiling:
+            raise ValueError(f"lr_init={self.lr_init!r} must lie between 0 and max_lr={self.lr_ceiling:g}, ends excluded")
+        if not self.eps > 0:
+            raise ValueError(f"eps={self.eps!r} must be > 0")
+        if not self.learned_start and len(self.spec.shapes) > 1:
+            raise ValueError(
+                f"learned_start=False starts all weights at 0, from where structure={self.structure!r} with its "
+                f"{len(self.spec.shapes)} fast maps can never move; use structure='linear' or learned_start=True"
+            )
+
+    @property
+    def head_count(self) -> int:
+        """`heads`, or as few heads of at most 64 and at least 16 dims as divide `dim`, or 1."""
+        if self.heads is not None:
+            return self.heads
+        return next((h for h in range(-(-self.dim // 64), self.dim // 16 + 1) if self.dim % h == 0), 1)
+
+    @functools.cached_property
+    def spec(self) -> MemorySpec:
+        """What the engine needs to know. Muon always has a momentum buffer: it is what a commit orthogonalises."""
+        shared = {field.name for field in dataclasses.fields(MemorySpec)} & {field.name for field in dataclasses.fields(self)}
+        values = {name: getattr(self, name) for name in shared}
+        values["key_dim"] = self.key_dim or self.dim // self.head_count
+        values["value_dim"] = self.value_dim or self.dim // self.head_count
+        values["momentum"] = self.momentum or self.rule == "muon"
+        return MemorySpec(**values)
+
+    @property
+    def gate_parts(self) -> tuple[str, ...]:
+        return () if self.gate == "none" else tuple(self.gate.split("*"))
+
+    @property
+    def momentum_start(self) -> float:
+        """`momentum_init`, or what experiments chose; muon's S has to span the interval between two commits."""
+        if self.momentum_init is not None:
+            return self.momentum_init
+        return max(0.9, 1 - 1 / self.spec.commit) if self.rule == "muon" else 0.9
+
+    @property
+    def lr_ceiling(self) -> float:
+        """`max_lr`, or the largest lr at which a chunk of identical keys cannot overshoot."""
+        if self.max_lr is not None:
+            return self.max_lr
+        if self.rule == "muon":
+            return 1.0
+        stale = 1 if self.anchor == "token" else self.chunk_size
+        pushes = stale * self.window / ((1 - self.momentum_start) if self.momentum else 1.0)
+        squared_key = 1 if self.qk_norm == "l2" else self.spec.key_dim
+        return 2.0 / (pushes * squared_key)
+
+    @property
+    def lr_start(self) -> float:
+        return self.lr_ceiling / 2 if self.lr_init is None else self.lr_init
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> NeuralMemoryConfig:
+        fields = json.loads(text)
+        unknown = set(fields) - {field.name for field in dataclasses.fields(cls)}
+        if unknown:
+            raise ValueError(f"NeuralMemoryConfig has no field {', '.join(sorted(unknown))}")
+        return cls(**fields)

@@ -1,0 +1,203 @@
+"""`NeuralMemory`: a memory as a layer, (B, T, dim) in and out, with its state explicit.
+
+Shapes: B batch, T time, H heads, K key dim, V value dim, N documents of a packed row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .config import NeuralMemoryConfig
+from .conv import CausalConv1d
+from .features import make_features
+from .gating import Gating, momentum_since_commit
+from .norm import RMSNorm, l2_normalize, rms_norm
+from .scan import read, scan
+from .spec import Gates, MemorySpec
+from .state import MemoryState
+from .step import step
+from .trace import Trace, traced_scan
+
+
+class NeuralMemory(nn.Module):
+    """A layer whose memory learns at test time. x (B, T, dim) -> y (B, T, dim), and the state to go on with.
+
+    q, k, v projections → causal convolution → SiLU → norm of q, k → memory per head → RMS norm → output gate → projection.
+    Takes the fields of `NeuralMemoryConfig` as keywords, or a config (and keywords that override it).
+    Train, prefill, stream and decode as you like: any split of a sequence into calls gives the same outputs and state.
+
+    >>> mem = NeuralMemory(dim=32, heads=2, chunk_size=8)
+    >>> x = torch.randn(2, 20, 32)
+    >>> y, state = mem(x)                          # write and read, causally
+    >>> first, state = mem(x[:, :13])
+    >>> second, state = mem(x[:, 13:], state)      # goes on exactly where it stopped
+    >>> y.shape, torch.allclose(y, torch.cat([first, second], 1), atol=1e-5)
+    (torch.Size([2, 20, 32]), True)
+    """
+
+    def __init__(self, dim: int | NeuralMemoryConfig, **fields):
+        super().__init__()
+        if isinstance(dim, NeuralMemoryConfig):
+            config = dataclasses.replace(dim, **fields) if fields else dim
+        else:
+            config = NeuralMemoryConfig(dim, **fields)
+        self.config = config
+        self.spec: MemorySpec = config.spec
+        self.heads = H = config.head_count
+        self.splits = [H * self.spec.key_dim, H * self.spec.key_dim, H * self.spec.value_dim]
+        self.qkv = nn.Linear(config.dim, sum(self.splits), bias=False)
+        self.conv = CausalConv1d(sum(self.splits), config.conv_width) if config.conv_width else None
+        self.gating = Gating(config)
+        self.features = make_features(self.spec, H)
+        self.W0 = nn.ParameterList(torch.empty(H, *shape) for shape in self.spec.shapes) if config.learned_start else None
+        self.norm = RMSNorm(self.spec.value_dim, config.eps)
+        self.output_gate = nn.Linear(config.dim, H * self.spec.value_dim, bias=False) if config.output_gate else None
+        self.out = nn.Linear(H * self.spec.value_dim, config.dim, bias=False)
+        self.reset_start()
+
+    @torch.no_grad()
+    def reset_start(self) -> None:
+        """Draw W0: hidden activations of a unit key have about unit norm; the last map is small but not 0."""
+        if self.W0 is None:
+            return
+        chain = self.spec.network.chain
+        gated = {i for group, joint in zip(chain.groups, chain.joints) if joint == "geglu" for i in group} if chain else set()
+        for i, (w, (d_in, d_out)) in enumerate(zip(self.W0, self.spec.shapes)):
+            if i == len(self.spec.shapes) - 1:
+                std = 0.1 * d_in**-0.5
+            else:
+                std = (4 / d_out) ** (0.25 if i in gated else 0.5)
+            nn.init.normal_(w, std=std)
+
+    def initial_state(self, batch: int) -> MemoryState:
+        """The state before the first token of `batch` rows (or, with cu_seqlens, documents)."""
+        if self.W0 is None:
+            start = [self.qkv.weight.new_zeros(self.heads, *shape) for shape in self.spec.shapes]
+        else:
+            start = list(self.W0)
+        state = self.spec.initial_state(start, batch)
+        return state if self.conv is None else dataclasses.replace(state, conv=self.conv.initial_tail(batch))
+
+    def forward(
+        self,
+        x: Tensor,
+        state: MemoryState | None = None,
+        mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        trace: bool = False,
+    ) -> tuple[Tensor, MemoryState] | tuple[Tensor, MemoryState, Trace]:
+        """Write x (B, T, dim) and read it, token by token in meaning.
+
+        mask: (B, T) bool; False tokens are skipped and their y is 0. cu_seqlens: (N+1,) boundaries of the documents packed
+        in a single row; the state then has N rows. trace=True also returns a `Trace`.
+        """
+        x, state = self._check(x, state, mask, cu_seqlens)
+        q, k, v, tail = self._project(x, state, mask, cu_seqlens)
+        gates, position = self._gates(x, state, mask, cu_seqlens)
+        record = None
+        if trace:
+            if cu_seqlens is not None:
+                raise ValueError("trace=True does not go with cu_seqlens; run the documents as rows of a batch, with a mask")
+            y, state, record = traced_scan(q, k, v, gates, state, self.spec, self.features, mask, position)
+        elif x.shape[1] == 1 and cu_seqlens is None and not torch.is_grad_enabled():
+            y, state = step(q, k, v, gates, state, self.spec, self.features, mask)
+        else:
+            y, state = scan(q, k, v, gates, state, self.spec, self.features, mask, cu_seqlens)
+        y, state = self._output(y, x), dataclasses.replace(state, conv=tail)
+        return (y, state) if record is None else (y, state, record)
+
+    def read(self, x: Tensor, state: MemoryState) -> Tensor:
+        """Look up with x (B, T, dim), as if it came next, without writing it: -> (B, T, dim). The state stays as it is.
+
+        >>> mem = NeuralMemory(dim=32, heads=2)
+        >>> mem.read(torch.randn(1, 3, 32), mem.write(torch.randn(1, 100, 32))).shape
+        torch.Size([1, 3, 32])
+        """
+        if state is None:
+            raise ValueError("read needs a state: what mem(x) or mem.write(x) returned, or mem.initial_state(batch)")
+        x, state = self._check(x, state, None, None)
+        q = self._project(x, state, None, None)[0]
+        return self._output(read(q, state, self.spec, self.features), x)
+
+    def write(
+        self, x: Tensor, state: MemoryState | None = None, mask: Tensor | None = None, cu_seqlens: Tensor | None = None
+    ) -> MemoryState:
+        """Memorise x (B, T, dim) without reading: the state `forward` would return, for less work."""
+        x, state = self._check(x, state, mask, cu_seqlens)
+        _, k, v, tail = self._project(x, state, mask, cu_seqlens)
+        gates, _ = self._gates(x, state, mask, cu_seqlens)
+        _, state = scan(None, k, v, gates, state, self.spec, self.features, mask, cu_seqlens)
+        return dataclasses.replace(state, conv=tail)
+
+    def _project(self, x, state: MemoryState, mask, cu_seqlens) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """q, k (B, T, H, K), v (B, T, H, V) and the convolution's new tail."""
+        mixed, tail = self.qkv(x), None
+        if self.conv is not None:
+            mixed, tail = self.conv(mixed, state.conv, mask, cu_seqlens)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)) for part in F.silu(mixed).split(self.splits, dim=-1))
+        if self.config.qk_norm == "l2":
+            q, k = l2_normalize(q, self.config.eps), l2_normalize(k, self.config.eps)
+        elif self.config.qk_norm == "rms":
+            q, k = rms_norm(q, eps=self.config.eps), rms_norm(k, eps=self.config.eps)
+        return q, k, v, tail
+
+    def _gates(self, x, state: MemoryState, mask, cu_seqlens) -> tuple[Gates, Tensor]:
+        """Gates of every token, and every token's position in its own row or document (B, T)."""
+        gates = self.gating(x)
+        position = _positions(x, state, mask, cu_seqlens)
+        if self.spec.rule == "muon" and not self.config.momentum:
+            gates.momentum = momentum_since_commit(position, self.spec.commit, gates.lr)
+        return gates, position
+
+    def _output(self, y: Tensor, x: Tensor) -> Tensor:
+        y = self.norm(y).flatten(2)  # B T H*V
+        if self.output_gate is not None:
+            y = y * F.silu(self.output_gate(x))
+        return self.out(y)
+
+    def _check(self, x: Tensor, state: MemoryState | None, mask, cu_seqlens) -> tuple[Tensor, MemoryState]:
+        """Refuse what does not fit, in words; fill in the state; blank masked tokens, which may hold anything."""
+        if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[-1] != self.config.dim or 0 in x.shape:
+            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"x has shape {got}, but (batch, time, dim={self.config.dim}) with at least one token is expected")
+        dtype = self.out.weight.dtype
+        if not x.is_floating_point() or (x.dtype != dtype and not torch.is_autocast_enabled(x.device.type)):
+            raise ValueError(f"x has type {x.dtype}, but the layer's parameters are {dtype}; convert one, or use torch.autocast")
+        if cu_seqlens is not None and (x.shape[0] != 1 or cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2):
+            raise ValueError("cu_seqlens must be a vector [0, end of document 1, …, T] for an x of batch 1")
+        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
+        if state is None:
+            state = self.initial_state(rows)
+        elif not isinstance(state, MemoryState):
+            raise ValueError(f"state is a {type(state).__name__}, but must be a MemoryState, as an earlier call returned it")
+        elif state.spec != self.spec:
+            raise ValueError("state belongs to a memory with another spec; begin with state=None or mem.initial_state(batch)")
+        elif state.batch != rows:
+            raise ValueError(f"state has {state.batch} rows, but {rows} are expected; use state.select([...]) to pick rows")
+        elif state.position.device != x.device:
+            raise ValueError(f"state is on {state.position.device}, but x is on {x.device}; use state.to({str(x.device)!r})")
+        tail = None if self.conv is None else (rows, self.conv.width - 1, self.conv.channels)
+        if (None if state.conv is None else tuple(state.conv.shape)) != tail:
+            raise ValueError("state has convolution tails that do not fit conv_width, heads or dims of this layer")
+        if mask is not None:
+            if mask.shape != x.shape[:2] or mask.dtype != torch.bool:
+                raise ValueError(f"mask has shape {tuple(mask.shape)} and type {mask.dtype}, but bool {tuple(x.shape[:2])} is expected")
+            x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
+        return x, state
+
+
+def _positions(x: Tensor, state: MemoryState, mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
+    """Position of every token in its own row (or document), counting valid tokens from the state's: (B, T)."""
+    B, T = x.shape[:2]
+    valid = torch.ones(B, T, dtype=torch.int64, device=x.device) if mask is None else mask.to(torch.int64)
+    before = valid.cumsum(1) - valid  # valid tokens before t
+    if cu_seqlens is None:
+        return state.position.unsqueeze(1) + before
+    bounds = cu_seqlens.to(device=x.device, dtype=torch.int64)
+    document = torch.searchsorted(bounds[1:].contiguous(), torch.arange(T, device=x.device), right=True)
+    document = document.clamp(max=len(bounds) - 2)
+    return state.position[document].unsqueeze(0) + before - before[:, bounds[document]]

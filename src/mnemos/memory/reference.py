@@ -1,0 +1,151 @@
+"""The oracle: section 2 of the theory as a token loop, with every gradient taken by autograd. Slow and obviously right."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .objectives import loss
+from .spec import NS_COEFFICIENTS, Gates, MemorySpec
+from .state import MemoryState
+
+
+def reference_scan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gates: Gates,
+    state: MemoryState,
+    spec: MemorySpec,
+    features=None,
+    mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, MemoryState]:
+    """Same arguments and results as `scan`; see there."""
+    B, T = k.shape[:2]
+    if cu_seqlens is None:
+        rows = [[(b, t) for t in range(T) if mask is None or bool(mask[b, t])] for b in range(B)]
+    else:
+        ends = cu_seqlens.tolist()
+        rows = [[(0, t) for t in range(start, stop) if mask is None or bool(mask[0, t])] for start, stop in zip(ends, ends[1:])]
+
+    tracking = torch.is_grad_enabled()
+    outputs: dict[tuple[int, int], Tensor] = {}
+    finals: list[MemoryState] = []
+    with torch.enable_grad():
+        for row, tokens in enumerate(rows):
+            memory = _Row(state, row, spec, features, k.dtype)
+            for b, t in tokens:
+                token_gates = gates.map(lambda x, b=b, t=t: x[b, t])
+                outputs[b, t] = memory.token(q[b, t], k[b, t], v[b, t], token_gates)
+            finals.append(memory.state())
+        zero = v.new_zeros(v.shape[2:])
+        y = torch.stack([torch.stack([outputs.get((b, t), zero) for t in range(T)]) for b in range(B)])
+    final = MemoryState.stack(finals)
+    final.conv = state.conv
+    return (y, final) if tracking else (y.detach(), final.detach())
+
+
+class _Row:
+    """One row of the batch: H independent memories that read one token at a time."""
+
+    def __init__(self, state: MemoryState, row: int, spec: MemorySpec, features, dtype):
+        self.spec, self.source, self.features = spec, state, features
+        self.wide = torch.promote_types(dtype, state.weights[0].dtype)
+        self.W = [w[row].to(self.wide) for w in state.weights]
+        self.S = [s[row].to(self.wide) for s in state.momentum] or [torch.zeros_like(w) for w in self.W]
+        self.A = [a[row].to(self.wide) for a in state.anchor]
+        self.position = int(state.position[row])
+        self.keys = list(state.window_key[row])
+        self.values = list(state.window_value[row])
+        self.gates = list(state.window_gate[row])
+
+    def network(self, x: Tensor, weights: list[Tensor]) -> Tensor:
+        """M(x; weights) for x (H, D)."""
+
+        def fast(i: int, z: Tensor) -> Tensor:
+            return (z.unsqueeze(-2) @ weights[i]).squeeze(-2)
+
+        lifted = x if self.features is None else self.features(x)
+        y = self.spec.network.forward(lifted, fast)
+        return y + x if self.spec.residual else y
+
+    def token(self, q: Tensor, k: Tensor, v: Tensor, gates: Gates) -> Tensor:
+        spec = self.spec
+        one, zero = torch.ones_like(gates.lr), torch.zeros_like(gates.lr)
+        retain = one if gates.retain is None else gates.retain
+        momentum = zero if gates.momentum is None else gates.momentum
+        self.keys.append(k.to(self.wide))
+        self.values.append(v.to(self.wide))
+        self.gates.append((one if gates.gate is None else gates.gate).to(self.wide))
+        before = self.W
+        if spec.anchor == "token":
+            self.A = [_per_head(retain, w) for w in self.W] if spec.decay_first else self.W
+        elif self.position % spec.chunk_size == 0:
+            self.A = self.W
+
+        # G: gradient at the anchor of the window's weighted loss
+        A = [a if a.requires_grad else a.detach().requires_grad_() for a in self.A]
+        total = torch.zeros((), dtype=self.wide, device=k.device)
+        for lag in range(spec.window):
+            weight = self.gates[-1 - lag]
+            if gates.decay is not None:
+                weight = weight * gates.decay**lag
+            if gates.lag is not None:
+                weight = weight * gates.lag[..., lag]
+            prediction = self.network(self.keys[-1 - lag], A)
+            total = total + (weight * loss(spec.objective, prediction, self.values[-1 - lag])).sum()
+        G = torch.autograd.grad(total, A, create_graph=True, allow_unused=True)
+        G = [torch.zeros_like(a) if g is None else g for g, a in zip(G, A)]
+
+        self.W = [_per_head(retain, w) for w in self.W]
+        if spec.rule == "gd":
+            self.S = [_per_head(momentum, s) - _per_head(gates.lr, g) for s, g in zip(self.S, G)]
+            self.W = [w + s for w, s in zip(self.W, self.S)]
+        else:
+            self.S = [_per_head(momentum, s) - g for s, g in zip(self.S, G)]
+            if (self.position + 1) % spec.commit == 0:
+                self.W = [w + _per_head(gates.lr, _newton_schulz(s, spec)) for w, s in zip(self.W, self.S)]
+        self.position += 1
+        self.keys, self.values, self.gates = (x[len(x) - spec.window + 1 :] for x in (self.keys, self.values, self.gates))
+        return self.network(q.to(self.wide), self.W if spec.read == "after" else before).to(v.dtype)
+
+    def state(self) -> MemoryState:
+        spec, like = self.spec, self.source
+        aligned = spec.anchor == "token" or self.position % spec.chunk_size == 0
+
+        def window(items: list[Tensor], template: Tensor) -> Tensor:
+            return torch.stack(items).unsqueeze(0) if items else template.new_zeros(1, *template.shape[1:])
+
+        weights = [w.unsqueeze(0) for w in self.W]
+        return MemoryState(
+            spec=spec,
+            weights=weights,
+            momentum=[s.unsqueeze(0) for s in self.S] if spec.momentum else [],
+            anchor=list(weights) if aligned else [a.unsqueeze(0) for a in self.A],
+            window_key=window(self.keys, like.window_key),
+            window_value=window(self.values, like.window_value),
+            window_gate=window(self.gates, like.window_gate),
+            position=like.position.new_tensor([self.position]),
+            phase=self.position % spec.chunk_size,
+        )
+
+
+def _per_head(gate: Tensor, w: Tensor) -> Tensor:
+    return gate[:, None, None] * w  # (H,) * (H, d_in, d_out)
+
+
+def _newton_schulz(S: Tensor, spec: MemorySpec) -> Tensor:
+    """Textbook Newton–Schulz on each (d_in, d_out) matrix by itself."""
+    a, b, c = NS_COEFFICIENTS[spec.ns_coefficients]
+    norm = S.square().sum((-2, -1), keepdim=True)
+    alive = norm >= 1e-14
+    X = S / torch.where(alive, norm, torch.ones_like(norm)).sqrt()
+    if S.shape[-2] > S.shape[-1]:
+        X = X.mT
+    for _ in range(spec.ns_steps):
+        XX = X @ X.mT
+        X = a * X + (b * XX + c * XX @ XX) @ X
+    if S.shape[-2] > S.shape[-1]:
+        X = X.mT
+    return torch.where(alive, X, torch.zeros_like(X))

@@ -1,0 +1,188 @@
+"""What one memory is: its network, its objective, its rule, its window and its grid. And the gates it is driven by."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .features import FEATURES
+from .objectives import OBJECTIVES
+from .structures import STRUCTURES, Structure
+
+if TYPE_CHECKING:
+    from .state import MemoryState
+
+NS_COEFFICIENTS = {"muon": (3.4445, -4.7750, 2.0315), "convergent": (1.875, -1.25, 0.375)}
+
+
+@dataclass
+class Gates:
+    """Per-token, per-head numbers that steer the memory; None means momentum 0, retain 1, gate 1.
+
+    lr, momentum, retain, gate: (B, T, H). decay: (H,), weight decay^j of the token j steps back in the window.
+    lag: (B, T, H, window), lag[..., j] weights token t-j. All lie in [0, 1], but lr, which is any number >= 0.
+    """
+
+    lr: Tensor
+    momentum: Tensor | None = None
+    retain: Tensor | None = None
+    gate: Tensor | None = None
+    decay: Tensor | None = None
+    lag: Tensor | None = None
+
+    def map(self, function) -> Gates:
+        """Apply `function` to every gate that has a time axis; `decay` has none and stays."""
+        timed = {name: getattr(self, name) for name in ("lr", "momentum", "retain", "gate", "lag")}
+        return Gates(**{name: None if x is None else function(x) for name, x in timed.items()}, decay=self.decay)
+
+
+@dataclass(frozen=True)
+class MemorySpec:
+    """The whole definition of one memory. Immutable, hashable, and JSON both ways (`to_json`, `from_json`).
+
+    key_dim, value_dim: per head, before the feature map.
+    structure: "linear", "mlp", "gated_mlp" or a registered name; `depth` maps, hidden width round(expansion * value_dim).
+    objective: "l2" or "dot". rule: "gd" or "muon". features: "identity", "elementwise", "monomials", "tensor", "sketch"
+    or a registered name, of `degree`, with `feature_dim` outputs where the map has a choice.
+    window: how many tokens, the current one included, each write sums over.
+    chunk_size: gradients are taken at the weights of the chunk's start (anchor="chunk"), or at the weights of the token
+    before (anchor="token", linear and gd only; then chunk_size changes nothing but speed). decay_first: measure the error after the decay.
+    momentum: False drops the accumulator from the state. commit_every: muon's interval, a divisor of chunk_size.
+    read: "after" the token's own write, or "before" it.
+
+    >>> spec = MemorySpec(key_dim=4, value_dim=4, structure="mlp", depth=2)
+    >>> spec.shapes
+    ((4, 16), (16, 4))
+    """
+
+    key_dim: int
+    value_dim: int
+    structure: str = "mlp"
+    depth: int = 2
+    expansion: float = 4.0
+    objective: str = "l2"
+    rule: str = "gd"
+    features: str = "identity"
+    degree: int = 2
+    feature_dim: int | None = None
+    window: int = 1
+    chunk_size: int = 64
+    anchor: str = "chunk"
+    decay_first: bool = False
+    momentum: bool = True
+    commit_every: int | None = None
+    read: str = "after"
+    ns_steps: int = 5
+    ns_coefficients: str = "muon"
+
+    def __post_init__(self):
+        def choose(name: str, allowed) -> None:
+            value = getattr(self, name)
+            if value not in allowed:
+                raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(map(repr, allowed))}")
+
+        choose("structure", tuple(STRUCTURES))
+        choose("objective", OBJECTIVES)
+        choose("rule", ("gd", "muon"))
+        choose("features", tuple(FEATURES))
+        choose("anchor", ("chunk", "token"))
+        choose("read", ("after", "before"))
+        choose("ns_coefficients", tuple(NS_COEFFICIENTS))
+        for name in ("key_dim", "value_dim", "depth", "degree", "window", "chunk_size", "ns_steps"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name}={value!r} must be a whole number >= 1")
+        if not self.expansion > 0:
+            raise ValueError(f"expansion={self.expansion!r} must be > 0")
+        if self.feature_dim is not None and (not isinstance(self.feature_dim, int) or self.feature_dim < 1):
+            raise ValueError(f"feature_dim={self.feature_dim!r} must be None or a whole number >= 1")
+        if self.commit_every is not None:
+            if self.rule != "muon":
+                raise ValueError("commit_every goes with rule='muon' only")
+            if not isinstance(self.commit_every, int) or self.commit_every < 1 or self.chunk_size % self.commit_every:
+                raise ValueError(f"commit_every={self.commit_every!r} must divide chunk_size={self.chunk_size}")
+        if self.anchor == "token" and (self.structure != "linear" or self.rule != "gd"):
+            raise ValueError(
+                "anchor='token' goes with structure='linear' and rule='gd' "
+                f"(any objective, features, window, momentum, read), not structure={self.structure!r}, rule={self.rule!r}"
+            )
+        if self.decay_first and self.anchor != "token":
+            raise ValueError("decay_first=True needs anchor='token' (structure='linear', rule='gd')")
+        self.network.shapes()
+
+    @property
+    def lifted_dim(self) -> int:
+        """Dimension of keys and queries after the feature map."""
+        return FEATURES[self.features].lifted_dim(self.key_dim, self.degree, self.feature_dim)
+
+    @property
+    def hidden_dim(self) -> int:
+        return max(1, round(self.expansion * self.value_dim))
+
+    @property
+    def commit(self) -> int:
+        """Tokens between two commits of rule "muon"."""
+        return self.commit_every or self.chunk_size
+
+    @property
+    def residual(self) -> bool:
+        return self.network.residual and self.key_dim == self.value_dim
+
+    @functools.cached_property
+    def network(self) -> Structure:
+        return STRUCTURES[self.structure](self)
+
+    @functools.cached_property
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        """(d_in, d_out) of every fast map."""
+        return tuple(self.network.shapes())
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> MemorySpec:
+        fields: dict[str, Any] = json.loads(text)
+        unknown = set(fields) - {field.name for field in dataclasses.fields(cls)}
+        if unknown:
+            raise ValueError(f"MemorySpec has no field {', '.join(sorted(unknown))}")
+        return cls(**fields)
+
+    def initial_state(self, W0: list[Tensor], batch: int) -> MemoryState:
+        """State before the first token, for `batch` rows. W0: list of (H, d_in, d_out), one per fast map; gradients reach it.
+
+        >>> spec = MemorySpec(key_dim=4, value_dim=4, structure="linear")
+        >>> spec.initial_state([torch.zeros(2, 4, 4)], batch=3).weights[0].shape
+        torch.Size([3, 2, 4, 4])
+        """
+        from .state import MemoryState
+
+        if batch < 1:
+            raise ValueError(f"batch={batch} must be >= 1")
+        if len(W0) != len(self.shapes):
+            raise ValueError(f"W0 has {len(W0)} matrices, but structure {self.structure!r} has {len(self.shapes)} fast maps")
+        heads = W0[0].shape[0]
+        for i, (w, shape) in enumerate(zip(W0, self.shapes)):
+            if tuple(w.shape) != (heads, *shape):
+                raise ValueError(f"W0[{i}] has shape {tuple(w.shape)}, but (heads, d_in, d_out) = {(heads, *shape)} is expected")
+        dtype = torch.promote_types(W0[0].dtype, torch.float32)
+        weights = [w.to(dtype).unsqueeze(0).expand(batch, *w.shape) for w in W0]
+        c, like = self.window - 1, weights[0]
+        empty = like.new_zeros
+        return MemoryState(
+            spec=self,
+            weights=weights,
+            momentum=[torch.zeros_like(w, memory_format=torch.contiguous_format) for w in weights] if self.momentum else [],
+            anchor=list(weights),
+            window_key=empty(batch, c, heads, self.key_dim),
+            window_value=empty(batch, c, heads, self.value_dim),
+            window_gate=empty(batch, c, heads),
+            position=torch.zeros(batch, dtype=torch.int64, device=like.device),
+            phase=0,
+        )

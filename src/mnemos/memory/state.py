@@ -1,0 +1,223 @@
+"""Everything a memory knows at one moment, of a size that does not depend on how much it has read."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from .spec import MemorySpec
+
+FORMAT = "mnemos.memory-state/1"
+
+
+@dataclass
+class MemoryState:
+    """Fast weights, momentum, anchor, window buffers and position of B rows.
+
+    weights, momentum, anchor: one (B, H, d_in, d_out) per fast map. The anchor is the weights themselves at a chunk's
+    start; momentum is [] where the spec has none. window_*: the last window-1 raw keys, values and gates, zero-filled.
+    position: (B,) tokens written so far. phase: position % chunk_size while all rows agree, else None.
+    conv: (B, width-1, channels), the tails of a layer's convolution.
+    """
+
+    spec: MemorySpec
+    weights: list[Tensor]
+    momentum: list[Tensor]
+    anchor: list[Tensor]
+    window_key: Tensor
+    window_value: Tensor
+    window_gate: Tensor
+    position: Tensor
+    phase: int | None
+    conv: Tensor | None = None
+
+    @property
+    def batch(self) -> int:
+        return self.weights[0].shape[0]
+
+    @property
+    def heads(self) -> int:
+        return self.weights[0].shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the logical state: the same at every position."""
+        return sum(x.numel() * x.element_size() for x in self._tensors().values())
+
+    def _tensors(self) -> dict[str, Tensor]:
+        named = {f"weights.{i}": w for i, w in enumerate(self.weights)}
+        named |= {f"momentum.{i}": s for i, s in enumerate(self.momentum)}
+        named |= {f"anchor.{i}": a for i, a in enumerate(self.anchor)}
+        named |= {"window_key": self.window_key, "window_value": self.window_value, "window_gate": self.window_gate}
+        named["position"] = self.position
+        if self.conv is not None:
+            named["conv"] = self.conv
+        return named
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> MemoryState:
+        """Apply `function` to every tensor; an anchor that is the weights stays the weights."""
+        weights = [function(w) for w in self.weights]
+        aliased = all(a is w for a, w in zip(self.anchor, self.weights))
+        return dataclasses.replace(
+            self,
+            weights=weights,
+            momentum=[function(s) for s in self.momentum],
+            anchor=list(weights) if aliased else [function(a) for a in self.anchor],
+            window_key=function(self.window_key),
+            window_value=function(self.window_value),
+            window_gate=function(self.window_gate),
+            position=function(self.position),
+            conv=None if self.conv is None else function(self.conv),
+        )
+
+    def detach(self) -> MemoryState:
+        """The same state cut from the graph that made it (truncated back-propagation)."""
+        return self._map(Tensor.detach)
+
+    def clone(self) -> MemoryState:
+        """A fork: an independent copy that can go another way."""
+        return self._map(Tensor.clone)
+
+    def to(self, target: torch.device | str | torch.dtype) -> MemoryState:
+        """Move to a device, or change the floating-point type (float32 or wider)."""
+        if isinstance(target, torch.dtype):
+            if target not in (torch.float32, torch.float64):
+                raise ValueError(f"a memory state is float32 or float64, not {target}")
+            return self._map(lambda x: x.to(target) if x.is_floating_point() else x)
+        return self._map(lambda x: x.to(target))
+
+    def select(self, rows: Sequence[int] | Tensor) -> MemoryState:
+        """Rows by index, in the order given, repeats allowed (beam search, batching)."""
+        index = torch.as_tensor(rows, dtype=torch.int64, device=self.position.device)
+        if index.dim() != 1 or index.numel() == 0:
+            raise ValueError("rows must be a non-empty list of row numbers")
+        if index.numel() and (int(index.min()) < 0 or int(index.max()) >= self.batch):
+            raise ValueError(f"rows must lie in 0..{self.batch - 1}, not {index.tolist()}")
+        state = self._map(lambda x: x.index_select(0, index))
+        return dataclasses.replace(state, phase=_phase(state.position, self.spec) if self.phase is None else self.phase)
+
+    @classmethod
+    def stack(cls, states: Sequence[MemoryState]) -> MemoryState:
+        """One state with the rows of all, in order."""
+        if not states:
+            raise ValueError("stack needs at least one state")
+        first = states[0]
+        for other in states[1:]:
+            if other.spec != first.spec:
+                raise ValueError("stack: the states have different specs")
+            if {k: (v.shape[1:], v.dtype, v.device) for k, v in other._tensors().items()} != {
+                k: (v.shape[1:], v.dtype, v.device) for k, v in first._tensors().items()
+            }:
+                raise ValueError("stack: the states differ in heads, convolution, dtype or device")
+        phases = {state.phase for state in states}
+        aliased = all(a is w for state in states for a, w in zip(state.anchor, state.weights))
+        joined = {name: torch.cat([s._tensors()[name] for s in states]) for name in first._tensors()}
+        return _assemble(first.spec, joined, phases.pop() if len(phases) == 1 else None, aliased)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write a safetensors file with the spec in its header; whole or not at all.
+
+        >>> import tempfile, torch
+        >>> from mnemos.memory import MemorySpec, MemoryState
+        >>> state = MemorySpec(key_dim=4, value_dim=4).initial_state([torch.randn(2, 4, 16), torch.randn(2, 16, 4)], batch=1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     state.save(f"{folder}/a.safetensors")
+        ...     MemoryState.load(f"{folder}/a.safetensors").heads
+        2
+        """
+        path = Path(path)
+        tensors = {name: x.detach().contiguous().cpu().clone() for name, x in self._tensors().items()}
+        data = save(tensors, metadata={"format": FORMAT, "spec": self.spec.to_json()})
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            raise
+
+    @classmethod
+    def load(cls, path: str | os.PathLike, spec: MemorySpec | None = None, device: torch.device | str = "cpu") -> MemoryState:
+        """Read what `save` wrote. Give `spec` to be sure that the state belongs to your memory."""
+        try:
+            with safe_open(str(path), framework="pt", device=str(device)) as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except FileNotFoundError:
+            raise
+        except (SafetensorError, OSError, ValueError) as broken:
+            raise ValueError(f"{path} is not a readable memory state: {broken}") from None
+        if metadata.get("format") != FORMAT:
+            raise ValueError(f"{path} is not a memory state of this version ({FORMAT})")
+        try:
+            saved = MemorySpec.from_json(metadata["spec"])
+        except (KeyError, TypeError, json.JSONDecodeError) as broken:
+            raise ValueError(f"{path} has a broken header: {broken!r}") from None
+        if spec is not None and spec != saved:
+            differing = [
+                f"{f.name}={getattr(saved, f.name)!r} (here {getattr(spec, f.name)!r})"
+                for f in dataclasses.fields(spec)
+                if getattr(saved, f.name) != getattr(spec, f.name)
+            ]
+            raise ValueError(f"{path} belongs to another memory: {', '.join(differing)}")
+        _check_shapes(path, saved, tensors)
+        phase = _phase(tensors["position"], saved)
+        return _assemble(saved, tensors, phase, aliased=phase == 0)
+
+
+def _phase(position: Tensor, spec: MemorySpec) -> int | None:
+    phases = set((position % spec.chunk_size).tolist())
+    return phases.pop() if len(phases) == 1 else None
+
+
+def _assemble(spec: MemorySpec, tensors: dict[str, Tensor], phase: int | None, aliased: bool) -> MemoryState:
+    n = len(spec.shapes)
+    weights = [tensors[f"weights.{i}"] for i in range(n)]
+    return MemoryState(
+        spec=spec,
+        weights=weights,
+        momentum=[tensors[f"momentum.{i}"] for i in range(n)] if spec.momentum else [],
+        anchor=list(weights) if aliased else [tensors[f"anchor.{i}"] for i in range(n)],
+        window_key=tensors["window_key"],
+        window_value=tensors["window_value"],
+        window_gate=tensors["window_gate"],
+        position=tensors["position"],
+        phase=phase,
+        conv=tensors.get("conv"),
+    )
+
+
+def _check_shapes(path, spec: MemorySpec, tensors: dict[str, Tensor]) -> None:
+    """Every tensor a state needs is there, alone, with the shape its spec gives it."""
+    if "weights.0" not in tensors or tensors["weights.0"].dim() != 4:
+        raise ValueError(f"{path} holds no fast weights")
+    batch, heads = tensors["weights.0"].shape[:2]
+    kinds = ("weights", "momentum", "anchor") if spec.momentum else ("weights", "anchor")
+    expected = {f"{kind}.{i}": (batch, heads, *shape) for kind in kinds for i, shape in enumerate(spec.shapes)}
+    c = spec.window - 1
+    expected |= {"window_key": (batch, c, heads, spec.key_dim), "window_value": (batch, c, heads, spec.value_dim)}
+    expected |= {"window_gate": (batch, c, heads), "position": (batch,)}
+    found = {name: tuple(x.shape) for name, x in tensors.items() if name != "conv"}
+    if found != expected:
+        wrong = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
+        raise ValueError(f"{path} does not fit its own header: {', '.join(wrong)}")
+    dtype = tensors["weights.0"].dtype
+    if any(x.dtype != (torch.int64 if name == "position" else dtype) for name, x in tensors.items() if name != "conv"):
+        raise ValueError(f"{path} mixes number types")
+    if "conv" in tensors and (tensors["conv"].dim() != 3 or tensors["conv"].shape[0] != batch):
+        raise ValueError(f"{path} does not fit its own header: conv")

@@ -1,0 +1,80 @@
+"""What a memory did, token by token: for inspection, not for training.
+
+Shapes: B batch, T time, H heads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .objectives import loss
+from .scan import read, scan
+from .spec import Gates, MemorySpec
+from .state import MemoryState
+
+
+@dataclass
+class Trace:
+    """One call of a `NeuralMemory`, cut from the graph. Masked tokens have surprise 0.
+
+    surprise: (B, T, H), the inner loss of each token at the anchor, before it is written.
+    lr, momentum, retain, gate: (B, T, H), the gates as used (momentum 0, retain 1, gate 1 where the memory has none).
+    weight_norms: (B, P, H, maps), Frobenius norm of every fast map after the first ends[0], ends[1], … tokens of the call:
+    wherever a row ends a chunk, and at the end.
+    """
+
+    surprise: Tensor
+    lr: Tensor
+    momentum: Tensor
+    retain: Tensor
+    gate: Tensor
+    weight_norms: Tensor
+    ends: list[int]
+
+
+def traced_scan(
+    q: Tensor, k: Tensor, v: Tensor, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask: Tensor | None, position: Tensor
+) -> tuple[Tensor, MemoryState, Trace]:
+    """`scan`, piece by piece, each up to the next place where some row's anchor moves. position: (B, T) of every token."""
+    T = k.shape[1]
+    ended = (position + 1) % spec.chunk_size == 0
+    ended = ended if mask is None else ended & mask
+    ends = sorted({*(ended.any(0).nonzero().squeeze(-1) + 1).tolist(), T})
+    cuts = range(1, T + 1) if spec.anchor == "token" else ends
+    outputs, surprises, norms, start = [], [], [], 0
+    for stop in cuts:
+        part = slice(start, stop)
+        piece_gates = gates.map(lambda x, part=part: x[:, part])
+        surprises.append(_surprise(k[:, part], v[:, part], piece_gates, state, spec, features))
+        piece_mask = None if mask is None else mask[:, part]
+        y, state = scan(q[:, part], k[:, part], v[:, part], piece_gates, state, spec, features, piece_mask)
+        outputs.append(y)
+        if stop in ends:
+            norms.append(torch.stack([w.detach().flatten(2).norm(dim=-1) for w in state.weights], -1))  # B H maps
+        start = stop
+    surprise = torch.cat(surprises, 1)
+    one, zero = torch.ones_like(gates.lr), torch.zeros_like(gates.lr)
+    trace = Trace(
+        surprise=surprise if mask is None else surprise.masked_fill(~mask.unsqueeze(-1), 0.0),
+        lr=gates.lr.detach(),
+        momentum=zero if gates.momentum is None else gates.momentum.detach(),
+        retain=one if gates.retain is None else gates.retain.detach(),
+        gate=one if gates.gate is None else gates.gate.detach(),
+        weight_norms=torch.stack(norms, 1),
+        ends=ends,
+    )
+    return torch.cat(outputs, 1), state, trace
+
+
+@torch.no_grad()
+def _surprise(k: Tensor, v: Tensor, gates: Gates, state: MemoryState, spec: MemorySpec, features) -> Tensor:
+    """Inner loss of tokens that share the state's anchor: (B, T, H)."""
+    anchor = state.anchor
+    if spec.decay_first and gates.retain is not None:  # one token: its error is measured after the decay
+        anchor = [gates.retain[:, 0, :, None, None] * a for a in anchor]
+    prediction = read(k, dataclasses.replace(state, weights=anchor), spec, features)
+    return loss(spec.objective, prediction, v)

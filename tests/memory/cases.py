@@ -1,0 +1,178 @@
+"""The grid of memories that every property is tested on, and random inputs for them."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+
+from mnemos.memory import Gates, MemorySpec, MemoryState, Structure, make_features, register_structure
+
+
+@register_structure
+class Composed(Structure):
+    """A structure of the tests' own: two branches, a shared map used twice, a norm between them."""
+
+    name = "test_composed"
+    residual = True
+
+    def shapes(self):
+        return [(self.dim_in, 5), (5, 5), (5, self.dim_out)]
+
+    def forward(self, x, fast):
+        hidden = torch.tanh(fast(0, x))
+        hidden = hidden + fast(1, torch.sin(hidden)) * torch.sigmoid(fast(1, hidden))
+        return fast(2, hidden / (1 + hidden.square().mean(-1, keepdim=True)).sqrt())
+
+
+@register_structure
+class OwnMLP(Structure):
+    """The built-in two-layer MLP, written without naming its chain: the autograd engine must agree with the hand-written one."""
+
+    name = "test_own_mlp"
+    residual = True
+
+    def shapes(self):
+        return [(self.dim_in, self.hidden), (self.hidden, self.dim_out)]
+
+    def forward(self, x, fast):
+        return fast(1, torch.nn.functional.gelu(fast(0, x)))
+
+
+@dataclass
+class Case:
+    spec: MemorySpec
+    gates: tuple[str, ...] = ("momentum", "retain", "gate", "decay", "lag")
+    dtype: torch.dtype = torch.float64
+
+    def __str__(self) -> str:
+        plain = MemorySpec(key_dim=1, value_dim=1)
+        names = [f for f in plain.__dataclass_fields__ if f not in ("key_dim", "value_dim")]
+        changed = [f"{n}={getattr(self.spec, n)}" for n in names if getattr(self.spec, n) != getattr(plain, n)]
+        return ",".join([*changed, f"{self.spec.key_dim}x{self.spec.value_dim}", *self.gates])
+
+
+@dataclass
+class Inputs:
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    gates: Gates
+    W0: list[torch.Tensor]
+    features: torch.nn.Module | None
+
+    def leaves(self) -> dict[str, torch.Tensor]:
+        named = {"q": self.q, "k": self.k, "v": self.v}
+        named |= {f"gates.{n}": getattr(self.gates, n) for n in ("lr", "momentum", "retain", "gate", "decay", "lag")}
+        named |= {f"W0.{i}": w for i, w in enumerate(self.W0)}
+        if self.features is not None:
+            named |= {f"features.{n}": p for n, p in self.features.named_parameters()}
+        return {n: x for n, x in named.items() if x is not None}
+
+    def state(self, spec: MemorySpec) -> MemoryState:
+        return spec.initial_state(self.W0, batch=self.k.shape[0])
+
+
+def inputs(case: Case, batch: int = 2, length: int = 23, heads: int = 3, seed: int = 0, grad: bool = False) -> Inputs:
+    """Random everything; gates hit 0 and 1 exactly now and then."""
+    spec, dtype = case.spec, case.dtype
+    g = torch.Generator().manual_seed(seed)
+
+    def normal(*shape, scale=1.0):
+        return torch.randn(*shape, generator=g, dtype=torch.float64).mul(scale).to(dtype)
+
+    def uniform(*shape, low=0.0, high=1.0):
+        return (torch.rand(*shape, generator=g, dtype=torch.float64) * (high - low) + low).to(dtype)
+
+    def unit(*shape):
+        return torch.nn.functional.normalize(normal(*shape), dim=-1)
+
+    features = make_features(spec, heads)
+    if features is not None:
+        features = features.to(dtype)
+        for p in features.parameters():
+            with torch.no_grad():
+                p.add_(normal(*p.shape, scale=0.3))
+            p.requires_grad_(grad)
+    shape = (batch, length, heads)
+
+    def often_extreme(x):
+        chance = torch.rand(shape, generator=g)
+        return torch.where(chance < 0.05, torch.zeros_like(x), torch.where(chance > 0.95, torch.ones_like(x), x))
+
+    made = {
+        "momentum": often_extreme(uniform(*shape, high=0.9)),
+        "retain": often_extreme(uniform(*shape, low=0.7)),
+        "gate": often_extreme(uniform(*shape)),
+        "decay": uniform(heads, low=0.5),
+        "lag": uniform(*shape, spec.window),
+    }
+    high = 0.3 if spec.rule == "muon" else 0.6 / min(spec.window, 4)
+    gates = Gates(lr=uniform(*shape, high=high), **{n: x for n, x in made.items() if n in case.gates})
+    result = Inputs(
+        q=unit(*shape, spec.key_dim),
+        k=unit(*shape, spec.key_dim),
+        v=normal(*shape, spec.value_dim),
+        gates=gates,
+        W0=[normal(heads, *s, scale=s[0] ** -0.5) for s in spec.shapes],
+        features=features,
+    )
+    for x in result.leaves().values():
+        x.requires_grad_(grad)
+    return result
+
+
+def grid() -> list[Case]:
+    """Structures x rules x windows x chunk sizes, then features, reads, objectives, gates and dims across them."""
+    cases = []
+    structures = [
+        {"structure": "linear"},
+        {"structure": "mlp", "depth": 1},
+        {"structure": "mlp", "depth": 2, "expansion": 2},
+        {"structure": "mlp", "depth": 3, "expansion": 1.5},
+        {"structure": "gated_mlp", "expansion": 2},
+        {"structure": "test_composed"},
+    ]
+    for shape, (window, chunk) in itertools.product(structures, [(1, 1), (1, 4), (1, 64), (3, 1), (5, 8), (9, 4), (40, 16)]):
+        cases.append(Case(MemorySpec(key_dim=4, value_dim=4, window=window, chunk_size=chunk, **shape)))
+        if chunk > 1 or window == 1:
+            muon = MemorySpec(
+                key_dim=4, value_dim=4, window=window, chunk_size=chunk, rule="muon", commit_every=max(1, chunk // 4), **shape
+            )
+            cases.append(Case(muon))
+    for window, chunk in [(1, 1), (1, 16), (3, 8), (30, 4)]:
+        for options in ({}, {"decay_first": True}, {"objective": "dot"}, {"read": "before"}, {"momentum": False}):
+            spec = MemorySpec(
+                key_dim=4, value_dim=3, structure="linear", anchor="token", window=window, chunk_size=chunk, **options
+            )
+            cases.append(Case(spec, ("retain", "gate", "lag") if not spec.momentum else ("momentum", "retain", "decay")))
+    for features, degree in [("elementwise", 3), ("monomials", 2), ("tensor", 2), ("sketch", 3)]:
+        for structure, window in [("linear", 1), ("mlp", 4), ("gated_mlp", 1)]:
+            spec = MemorySpec(
+                key_dim=3, value_dim=3, structure=structure, expansion=2, features=features, degree=degree, window=window, chunk_size=8
+            )
+            cases.append(Case(spec))
+    for options in (
+        {"objective": "dot"},
+        {"read": "before"},
+        {"key_dim": 3, "value_dim": 5},
+        {"rule": "muon", "read": "before"},
+        {"rule": "muon", "ns_coefficients": "convergent", "ns_steps": 3},
+        {"rule": "muon", "objective": "dot", "commit_every": 2},
+        {"window": 6, "objective": "dot", "read": "before"},
+        {"structure": "gated_mlp", "objective": "dot", "window": 3},
+        {"structure": "gated_mlp", "read": "before", "chunk_size": 2},
+        {"structure": "mlp", "depth": 3, "read": "before", "chunk_size": 2},
+        {"structure": "test_own_mlp", "read": "before"},
+    ):
+        cases.append(Case(MemorySpec(**({"key_dim": 4, "value_dim": 4, "expansion": 2, "chunk_size": 8} | options))))
+    for gates in ((), ("momentum",), ("retain",), ("gate",), ("momentum", "decay"), ("lag",)):
+        for window, rule in [(1, "gd"), (4, "gd"), (4, "muon")]:
+            cases.append(Case(MemorySpec(key_dim=4, value_dim=4, expansion=2, window=window, rule=rule, chunk_size=4), gates))
+    for structure, window, rule in [("linear", 1, "gd"), ("mlp", 3, "gd"), ("gated_mlp", 1, "gd"), ("mlp", 3, "muon")]:
+        spec = MemorySpec(
+            key_dim=4, value_dim=4, expansion=2, structure=structure, window=window, rule=rule, chunk_size=4, momentum=False
+        )
+        cases.append(Case(spec, ("retain", "gate")))
+    return cases
