@@ -43,16 +43,17 @@ class RecallModel(nn.Module):
         return self.head(x), states
 
 
-def recall_batch(batch: int, pairs: int, symbols: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Tokens (B, 4 * pairs) and the places of the queries (B, 4 * pairs): keys are 0..symbols-1, values follow them."""
+def recall_batch(batch: int, pairs: int, symbols: int, gap: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Tokens (B, 4 * pairs + gap) and where queries are: keys are 0..symbols-1, then values, then 8 symbols for the gap."""
     keys = torch.rand(batch, symbols, generator=generator).argsort(1)[:, :pairs]
     values = torch.randint(symbols, 2 * symbols, (batch, pairs), generator=generator)
     order = torch.rand(batch, pairs, generator=generator).argsort(1)
     stored = torch.stack([keys, values], -1).flatten(1)
     asked = torch.stack([keys.gather(1, order), values.gather(1, order)], -1).flatten(1)
-    tokens = torch.cat([stored, asked], 1)
+    noise = torch.randint(2 * symbols, 2 * symbols + 8, (batch, gap), generator=generator)
+    tokens = torch.cat([stored, noise, asked], 1)
     is_query = torch.zeros_like(tokens, dtype=torch.bool)
-    is_query[:, 2 * pairs :: 2] = True
+    is_query[:, 2 * pairs + gap :: 2] = True
     return tokens, is_query
 
 
@@ -81,13 +82,13 @@ def stress(model: RecallModel, vocabulary: int, length: int) -> tuple[bool, floa
 def train(args, **memory) -> dict:
     torch.manual_seed(args.seed)
     generator = torch.Generator().manual_seed(args.seed)
-    vocabulary = 2 * args.symbols
+    vocabulary = 2 * args.symbols + 8
     model = RecallModel(vocabulary, args.layers, dim=args.dim, heads=args.heads, chunk_size=args.chunk_size, **memory)
     optimiser = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda i: min((i + 1) / 20, 1.0) * (1 - 0.9 * i / args.steps))
     bad, spikes, start = 0, 0, time.perf_counter()
     for _ in range(args.steps):
-        loss, _ = recall_loss(model, *recall_batch(args.batch, args.pairs, args.symbols, generator))
+        loss, _ = recall_loss(model, *recall_batch(args.batch, args.pairs, args.symbols, args.gap, generator))
         optimiser.zero_grad()
         loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -99,7 +100,7 @@ def train(args, **memory) -> dict:
         schedule.step()
     elapsed = time.perf_counter() - start
     with torch.no_grad():
-        test = recall_batch(256, args.pairs, args.symbols, torch.Generator().manual_seed(10_000))
+        test = recall_batch(256, args.pairs, args.symbols, args.gap, torch.Generator().manual_seed(10_000))
         loss, accuracy = recall_loss(model, *test)
     finite, norm = stress(model, vocabulary, args.stress)
     gates = model.memories[0].gating(model.norms[0](model.embedding(test[0][:8])))
@@ -134,6 +135,7 @@ def main() -> None:
     parser.add_argument("--chunk-size", type=int, default=16)
     parser.add_argument("--pairs", type=int, default=16)
     parser.add_argument("--symbols", type=int, default=64)
+    parser.add_argument("--gap", type=int, default=0, help="tokens of noise between pairs and queries")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--learning-rate", type=float, default=3e-3)
@@ -150,7 +152,7 @@ def main() -> None:
             fixed[name] = value
     threads = torch.get_num_threads()
     print(f"torch {torch.__version__}, Python {platform.python_version()}, {threads} thread(s), {platform.processor() or platform.machine()}")
-    print(f"chunk {args.chunk_size}, pairs {args.pairs}, {args.layers} layer(s), {args.steps} steps, chance {1 / args.symbols:.3f}, {fixed or 'defaults'}")
+    print(f"chunk {args.chunk_size}, pairs {args.pairs}, gap {args.gap}, {args.layers} layer(s), {args.steps} steps, chance {1 / args.symbols:.3f}, {fixed or 'defaults'}")
     print("structure rule  m_init  keep_init |  max_lr  acc    loss  bad spikes stress   norm   | lr/max   m    keep   s/step")
     ceilings = [("max_lr", x) for x in args.max_lr] or [("scale", x) for x in args.scale]
     for structure, rule, m, keep, (kind, value) in itertools.product(

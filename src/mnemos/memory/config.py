@@ -71,6 +71,7 @@ class NeuralMemoryConfig:
     learned_start: bool = True
     conv_width: int | None = 4
     qk_norm: str = "l2"
+    value_bound: float | None = 1.0
     output_gate: bool = True
     eps: float = 1e-6
 
@@ -141,7 +142,7 @@ class NeuralMemoryConfig:
         if self.rule == "muon":
             return 1.0
         stale = 1 if self.anchor == "token" else self.chunk_size
-        pushes = stale * self.window / ((1 - self.momentum_start) if self.momentum else 1.0)
+        pushes = stale * self.window
         squared_key = 1 if self.qk_norm == "l2" else self.spec.key_dim
         return 2.0 / (pushes * squared_key)
 

@@ -143,6 +143,8 @@ class NeuralMemory(nn.Module):
             q, k = l2_normalize(q, self.config.eps), l2_normalize(k, self.config.eps)
         elif self.config.qk_norm == "rms":
             q, k = rms_norm(q, eps=self.config.eps), rms_norm(k, eps=self.config.eps)
+        if self.config.value_bound is not None:
+            v = l2_normalize(v / self.config.value_bound, eps=1.0) * self.config.value_bound
         return q, k, v, tail
 
     def _gates(self, x, state: MemoryState, mask, cu_seqlens) -> tuple[Gates, Tensor]:
