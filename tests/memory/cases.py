@@ -108,7 +108,7 @@ def inputs(case: Case, batch: int = 2, length: int = 23, heads: int = 3, seed: i
         "decay": uniform(heads, low=0.5),
         "lag": uniform(*shape, spec.window),
     }
-    high = 0.3 if spec.rule == "muon" else 0.6 / min(spec.window, 4)
+    high = 0.1 if spec.rule == "muon" else 0.6 / min(spec.window, 4)
     gates = Gates(lr=uniform(*shape, high=high), **{n: x for n, x in made.items() if n in case.gates})
     result = Inputs(
         q=unit(*shape, spec.key_dim),

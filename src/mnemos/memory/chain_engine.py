@@ -52,14 +52,26 @@ def run(
     chain = spec.network.chain
     assert chain is not None
     groups = chain.groups
+    plan = plan_of(spec, piece, q, k, momentum=bool(S))
+    given = [] if piece.fresh else _fuse(A, groups)
+    query = k.new_zeros(0) if q is None else q
+    with torch.autocast(k.device.type, enabled=False):
+        y, *state = _Chain.apply(plan, query, k, v, *coefficients, *_fuse(W, groups), *_fuse(S, groups), *given)
+    D = len(groups)
+    return (None if q is None else y), _split(state[:D], groups), _split(state[D:], groups)
+
+
+def plan_of(spec: MemorySpec, piece: Piece, q: Tensor | None, k: Tensor, momentum: bool) -> Plan:
+    chain = spec.network.chain
+    assert chain is not None
     low = None
     if torch.is_autocast_enabled(k.device.type) and k.dtype == torch.float32:
         low = torch.get_autocast_dtype(k.device.type)
-    plan = Plan(
+    return Plan(
         joints=tuple(JOINTS[name] for name in chain.joints),
         l2=spec.objective == "l2",
         before=spec.read == "before",
-        momentum=bool(S),
+        momentum=momentum,
         fresh=piece.fresh,
         period=piece.period,
         subchunks=piece.subchunks,
@@ -68,12 +80,6 @@ def run(
         low=low,
         reads=q is not None,
     )
-    given = [] if piece.fresh else _fuse(A, groups)
-    query = k.new_zeros(0) if q is None else q
-    with torch.autocast(k.device.type, enabled=False):
-        y, *state = _Chain.apply(plan, query, k, v, *coefficients, *_fuse(W, groups), *_fuse(S, groups), *given)
-    D = len(groups)
-    return (None if q is None else y), _split(state[:D], groups), _split(state[D:], groups)
 
 
 def _save_every(spec: MemorySpec, piece: Piece) -> int:

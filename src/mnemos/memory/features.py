@@ -9,7 +9,9 @@ which leaves torch's random state alone, are shared by all heads (whose memories
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -22,13 +24,12 @@ class FeatureMap(nn.Module):
     dim: D. heads: H. degree: p. feature_dim: F where the map has a choice; the others have none and ignore it.
 
     >>> @register_features
-    ... class Signed(FeatureMap):
-    ...     name = "doc_signed"
-    ...     lifted_dim = classmethod(lambda cls, key_dim, degree, feature_dim: 2 * key_dim)
+    ... class Cubed(FeatureMap):
+    ...     name = "doc_cubed"
     ...     def forward(self, x):
-    ...         return torch.cat([x, -x], dim=-1)
-    >>> FEATURES.pop("doc_signed")(dim=4, heads=2)(torch.ones(2, 4)).shape
-    torch.Size([2, 8])
+    ...         return x**3
+    >>> FEATURES.pop("doc_cubed")(dim=2, heads=1)(torch.tensor([[1.0, 2.0]])).tolist()
+    [[1.0, 8.0]]
     """
 
     name: ClassVar[str]
@@ -39,27 +40,25 @@ class FeatureMap(nn.Module):
         for argument, value in sizes.items():
             if type(value) is not int or value < 1:
                 raise ValueError(f"{argument}={value!r} must be a whole number >= 1")
-        self.dim_in, self.heads, self.degree, self.seed = dim, heads, degree, seed
-        self.dim_out = self.lifted_dim(dim, degree, feature_dim)
-        self.allocate()
-        self.reset_parameters()
+        self.heads, self.degree, self.feature_dim, self.seed = heads, degree, feature_dim, seed
+        self.dim_in, self.dim_out = dim, self.lifted_dim(dim, degree, feature_dim)
+        self.build()
 
     @classmethod
     def lifted_dim(cls, key_dim: int, degree: int, feature_dim: int | None) -> int:
         """F for these arguments; a ValueError for those the map cannot serve."""
         return key_dim
 
-    def allocate(self) -> None:
-        """Create parameters and buffers, empty: the constructor's last step but one."""
+    def build(self) -> None:
+        """Create parameters and buffers: the last step of the constructor."""
 
     def reset_parameters(self) -> None:
-        """Put the start values into parameters and buffers, in place: the constructor's last step."""
+        """Put all start values back, in place (after `to_empty`, say)."""
+        fresh = type(self)(self.dim_in, self.heads, self.degree, self.feature_dim, seed=self.seed)
+        self.load_state_dict(fresh.state_dict())
 
     def forward(self, x: Tensor) -> Tensor:  # ... H D -> ... H F
         raise NotImplementedError
-
-    def extra_repr(self) -> str:
-        return f"{self.dim_in} -> {self.dim_out}, heads={self.heads}, degree={self.degree}"
 
 
 FEATURES: dict[str, type[FeatureMap]] = {}
@@ -75,14 +74,11 @@ def make_features(spec, heads: int) -> FeatureMap | None:
     """The feature map a `MemorySpec` asks for; None for identity, which needs no module.
 
     >>> from mnemos.memory import MemorySpec
-    >>> make_features(MemorySpec(key_dim=16, value_dim=64, features="monomials"), heads=2)
-    Monomials(16 -> 153, heads=2, degree=2)
+    >>> make_features(MemorySpec(key_dim=16, value_dim=64, features="monomials"), heads=2).dim_out
+    153
     """
-    if spec.features not in FEATURES:
-        raise ValueError(f"features={spec.features!r} is unknown; choose one of {', '.join(map(repr, FEATURES))}")
-    if spec.features == "identity":
-        return None
-    return FEATURES[spec.features](spec.key_dim, heads, spec.degree, spec.feature_dim)
+    kind = FEATURES[spec.features]
+    return None if kind is Identity else kind(spec.key_dim, heads, spec.degree, spec.feature_dim)
 
 
 @register_features
@@ -109,11 +105,8 @@ class Elementwise(FeatureMap):
 
     name = "elementwise"
 
-    def allocate(self) -> None:
-        self.coefficients = nn.Parameter(torch.empty(self.heads, self.degree))
-
-    def reset_parameters(self) -> None:
-        self.coefficients.data.copy_(_inverse_factorials(self.degree)[1:])
+    def build(self) -> None:
+        self.coefficients = nn.Parameter(_stored(_inverse_factorials(self.heads, self.degree)[:, 1:]))
 
     def forward(self, x: Tensor) -> Tensor:
         x = _widen(x, self.coefficients)
@@ -143,13 +136,10 @@ class Monomials(FeatureMap):
     def lifted_dim(cls, key_dim: int, degree: int, feature_dim: int | None) -> int:
         return math.comb(key_dim + degree, degree)
 
-    def allocate(self) -> None:
-        self.log_coefficients = nn.Parameter(torch.empty(self.heads, self.degree + 1))
+    def build(self) -> None:
+        self.log_coefficients = nn.Parameter(_stored(_inverse_factorials(self.heads, self.degree).log()))
         # Not buffers: transformers' from_pretrained overwrites non-persistent ones with uninitialised memory.
         self._tables = self._placed = _monomial_tables(self.dim_in, self.degree)
-
-    def reset_parameters(self) -> None:
-        self.log_coefficients.data.copy_(_inverse_factorials(self.degree).log())
 
     def forward(self, x: Tensor) -> Tensor:
         x = _widen(x, self.log_coefficients)
@@ -175,7 +165,6 @@ class TensorProjection(FeatureMap):
     """
 
     name = "tensor"
-    projection: Tensor
 
     @classmethod
     def lifted_dim(cls, key_dim: int, degree: int, feature_dim: int | None) -> int:
@@ -183,13 +172,11 @@ class TensorProjection(FeatureMap):
             raise ValueError(f"degree={degree} must be 2 with features='tensor'; 'monomials' and 'sketch' take others")
         return feature_dim or key_dim
 
-    def allocate(self) -> None:
-        self.register_buffer("projection", torch.empty(self.dim_in + self.dim_in**2, self.dim_out))
-
-    def reset_parameters(self) -> None:
-        generator = torch.Generator("cpu").manual_seed(self.seed)
-        gaussian = torch.randn(self.projection.shape, generator=generator, device="cpu")
-        self.projection.copy_(gaussian / math.sqrt(2 * self.dim_out))
+    def build(self) -> None:
+        draw = _normal(self.seed)
+        self.projection = nn.Buffer(
+            _stored(draw(self.dim_in + self.dim_in**2, self.dim_out) / math.sqrt(2 * self.dim_out))
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = _widen(x, self.projection)
@@ -202,16 +189,15 @@ class TensorProjection(FeatureMap):
 class Sketch(FeatureMap):
     """A random sketch of `Monomials`: `feature_dim` features (default 4 D), the same inner products on average.
 
-    Degrees 0 and 1 are exact (1 + D features); the higher ones share the rest by their part in the error, √3^i / i!.
-    A feature of degree i is a product of i random projections of x, whose directions are orthogonal in blocks of D.
-    That is one matmul, and at degree 2 less noise than count sketches with FFTs. Unit keys are unit on average only.
+    Degrees 0 and 1 are exact (1 + D features), the higher ones share the rest equally. A feature of degree i is a
+    product of i random projections of x, whose directions are orthogonal in blocks of D: one matmul for all, and at
+    degree 2 less noise than count sketches with FFTs. Unit keys are unit on average only.
 
     >>> Sketch(dim=16, heads=2, degree=3, feature_dim=100)(torch.ones(5, 2, 16) / 4).shape
     torch.Size([5, 2, 100])
     """
 
     name = "sketch"
-    projection: Tensor
 
     @classmethod
     def lifted_dim(cls, key_dim: int, degree: int, feature_dim: int | None) -> int:
@@ -220,31 +206,23 @@ class Sketch(FeatureMap):
             raise ValueError(f"feature_dim={feature_dim} must be >= key_dim + degree = {least} with features='sketch'")
         return least if degree == 1 else feature_dim or max(4 * key_dim, least)
 
-    def allocate(self) -> None:
-        self.log_coefficients = nn.Parameter(torch.empty(self.heads, self.degree + 1))
-        degrees = range(2, self.degree + 1)
-        self.widths = _share_out(self.dim_out - 1 - self.dim_in, [3 ** (i / 2) / math.factorial(i) for i in degrees])
-        self.sizes = [i * width for i, width in zip(degrees, self.widths)]
-        self.register_buffer("projection", torch.empty(self.dim_in, sum(self.sizes)))
-
-    def reset_parameters(self) -> None:
-        self.log_coefficients.data.copy_(_inverse_factorials(self.degree).log())
-        generator = torch.Generator("cpu").manual_seed(self.seed)
-        for width, block in zip(self.widths, self.projection.split(self.sizes, dim=-1)):
-            factors = block.split(width, dim=-1)
-            for factor in factors:
-                directions = _orthogonal_directions(self.dim_in, width, generator)
-                factor.copy_(directions * width ** (-0.5 / len(factors)))
+    def build(self) -> None:
+        self.log_coefficients = nn.Parameter(_stored(_inverse_factorials(self.heads, self.degree).log()))
+        rest, degrees = self.dim_out - 1 - self.dim_in, range(2, self.degree + 1)
+        self.widths = [rest // len(degrees) + (i - 2 < rest % len(degrees)) for i in degrees]
+        self.factor_widths = [width for i, width in zip(degrees, self.widths) for _ in range(i)]
+        self.projection = nn.Buffer(_stored(_directions(self.dim_in, self.factor_widths, self.seed)))
 
     def forward(self, x: Tensor) -> Tensor:
         x = _widen(x, self.log_coefficients)
         roots = _kernel_roots(self.log_coefficients, x.dtype)
         features = [roots[0].expand(*x.shape[:-1], 1), x * roots[1]]
-        projected = (x @ self.projection.to(x.dtype)).to(x.dtype)
-        for product, width, block in zip(roots[2:], self.widths, projected.split(self.sizes, dim=-1)):
-            for factor in block.split(width, dim=-1):
-                product = product * factor
-            features.append(product)
+        factors = iter((x @ self.projection.to(x.dtype)).to(x.dtype).split(self.factor_widths, dim=-1))
+        for i, width in enumerate(self.widths, start=2):
+            feature = roots[i] / math.sqrt(width)
+            for _ in range(i):
+                feature = feature * next(factors)
+            features.append(feature)
         return torch.cat(features, dim=-1)
 
 
@@ -252,8 +230,13 @@ def _widen(x: Tensor, parameter: Tensor) -> Tensor:
     return x.to(torch.promote_types(torch.promote_types(x.dtype, parameter.dtype), torch.float32))
 
 
-def _inverse_factorials(degree: int) -> Tensor:
-    return torch.tensor([1 / math.factorial(i) for i in range(degree + 1)], dtype=torch.float64)
+def _stored(values: Tensor) -> Tensor:
+    """A copy on torch's default device, in its default dtype."""
+    return torch.empty(values.shape).copy_(values)
+
+
+def _inverse_factorials(heads: int, degree: int) -> Tensor:  # H p+1
+    return torch.tensor([[1 / math.factorial(i) for i in range(degree + 1)]] * heads, dtype=torch.float64)
 
 
 def _kernel_roots(log_coefficients: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -278,16 +261,16 @@ def _monomial_tables(dim: int, degree: int) -> list[tuple[Tensor, Tensor, Tensor
     return tables
 
 
-def _share_out(total: int, weights: list[float]) -> list[int]:
-    """`total` as a sum of whole numbers, one for each itself and the rest by weight."""
-    spare, whole = total - len(weights), sum(weights)
-    edges = [round(spare * sum(weights[:i]) / whole) for i in range(len(weights) + 1)] if weights else []
-    return [1 + right - left for left, right in zip(edges, edges[1:])]
+def _normal(seed: int) -> Callable[..., Tensor]:
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return functools.partial(torch.randn, generator=generator, device="cpu", dtype=torch.float64)
 
 
-def _orthogonal_directions(dim: int, count: int, generator: torch.Generator) -> Tensor:
-    """(dim, count): columns of length √dim, each uniform on the sphere, orthogonal within blocks of `dim`."""
-    gaussian = torch.randn(-(-count // dim), dim, dim, generator=generator, device="cpu", dtype=torch.float64)
-    q, r = torch.linalg.qr(gaussian)
-    q = q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2) * math.sqrt(dim)  # without the signs q is not uniform
-    return q.transpose(0, 1).reshape(dim, -1)[:, :count]
+def _directions(dim: int, widths: list[int], seed: int) -> Tensor:
+    """(dim, sum of widths): columns of length √dim, uniform on the sphere, orthogonal in blocks of `dim` per width."""
+    draw, columns = _normal(seed), [torch.empty(dim, 0, device="cpu")]
+    for width in widths:
+        q, r = torch.linalg.qr(draw(-(-width // dim), dim, dim))
+        q = q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2) * math.sqrt(dim)  # without the signs q is not uniform
+        columns.append(q.transpose(0, 1).reshape(dim, -1)[:, :width])
+    return torch.cat(columns, dim=-1)

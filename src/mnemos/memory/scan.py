@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from . import autograd_engine, chain_engine
+from . import autograd_engine, chain_engine, chain_muon
 from .checks import check_inputs, check_state
 from .ragged import scan_ragged
 from .rules import gd_coefficients, muon_coefficients, window_matrix
@@ -199,7 +199,9 @@ def _run_piece(piece: Piece, tokens: Tokens, value: Tensor, W, S, A, spec: Memor
     q = None if tokens.lifted_query is None else to_tiles(tokens.lifted_query, piece)
     k = to_entries(tokens.lifted_key, piece, c)
     v = to_entries(value, piece, c)
-    if spec.rule == "gd" and spec.network.chain is not None and not (spec.structure == "linear" and piece.subchunks > 1):
+    if spec.network.chain is not None and spec.rule == "muon":
+        return chain_muon.run(spec, piece, q, k, v, coefficients, tiled.lr, W, S, A)
+    if spec.network.chain is not None and not (spec.structure == "linear" and piece.subchunks > 1):
         return chain_engine.run(spec, piece, q, k, v, coefficients, W, S, A)
     return autograd_engine.run(spec, piece, q, k, v, coefficients, tiled.lr, tiled.retain, W, S, A)
 

@@ -1,0 +1,301 @@
+"""The fast engine of rule "muon": chains, one Newton–Schulz step per commit interval, a backward written by hand.
+
+Keys are the same as in `chain_engine`; reads need no dual form, because the weights only decay between commits.
+N tiles (commit intervals, or a part of one), G = batch x heads, L tokens and E entries of a tile.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .chain_engine import Plan, _add_mm, _Anchor, _fuse, _Grads, _keys_at, _keys_at_backward, _mm, _split, plan_of
+from .newton_schulz import orthogonalise, orthogonalise_backward
+from .rules import Coefficients
+from .spec import NS_COEFFICIENTS, MemorySpec
+from .tiles import Piece
+
+TOKENS_PER_STATE = 64  # states are saved at least this many tokens apart
+
+
+class MuonPlan(NamedTuple):
+    chain: Plan
+    commit: bool
+    parts: tuple[int, ...]  # matrices side by side in each fused map
+    steps: int
+    coefficients: tuple[float, float, float]
+
+
+def run(
+    spec: MemorySpec,
+    piece: Piece,
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    coefficients: Coefficients,
+    lr: Tensor,
+    W: list[Tensor],
+    S: list[Tensor],
+    A: list[Tensor],
+) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
+    """Run the tiles of one piece. q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V), lr: (N, G, L)."""
+    chain = spec.network.chain
+    assert chain is not None
+    save_every = max(1, min(TOKENS_PER_STATE // piece.stride, int(piece.tiles**0.5)))
+    plan = MuonPlan(
+        chain=plan_of(spec, piece, q, k, momentum=bool(S))._replace(save_every=save_every),
+        commit=piece.commit,
+        parts=tuple(len(group) for group in chain.groups),
+        steps=spec.ns_steps,
+        coefficients=NS_COEFFICIENTS[spec.ns_coefficients],
+    )
+    given = [] if piece.fresh else _fuse(A, chain.groups)
+    fused = _fuse(W, chain.groups)
+    momenta = _fuse(S, chain.groups) if S else [torch.zeros_like(w) for w in fused]
+    query = k.new_zeros(0) if q is None else q
+    _, beta, _, n, m = coefficients
+    with torch.autocast(k.device.type, enabled=False):
+        y, *state = _Muon.apply(plan, query, k, v, beta, n, m, lr[..., -1], *fused, *momenta, *given)
+    D = len(fused)
+    return (None if q is None else y), _split(state[:D], chain.groups), _split(state[D:], chain.groups) if S else []
+
+
+def _stack(plan: MuonPlan, fused: list[Tensor]) -> list[Tensor]:
+    """All matrices by themselves, wide, those of one shape stacked: what Newton–Schulz runs on."""
+    single = [part for x, n in zip(fused, plan.parts) for part in x.chunk(n, -1)]
+    shapes: dict[torch.Size, list[Tensor]] = {}
+    for x in single:
+        x = x.mT if x.shape[1] > x.shape[2] else x
+        shapes.setdefault(x.shape, []).append(x)
+    return [torch.cat(xs) for xs in shapes.values()]
+
+
+def _unstack(plan: MuonPlan, stacks: list[Tensor], like: list[Tensor]) -> list[Tensor]:
+    """Inverse of `_stack`."""
+    G = like[0].shape[0]
+    shapes = {stack.shape[1:]: iter(stack.split(G)) for stack in stacks}
+    fused = []
+    for x, n in zip(like, plan.parts):
+        d_in, d_out = x.shape[1], x.shape[2] // n
+        tall = d_in > d_out
+        wide = torch.Size((d_out, d_in) if tall else (d_in, d_out))
+        parts = [next(shapes[wide]) for _ in range(n)]
+        parts = [part.mT if tall else part for part in parts]
+        fused.append(torch.cat(parts, -1) if n > 1 else parts[0])
+    return fused
+
+
+def _gather_momentum(plan: MuonPlan, n: Tensor, m: Tensor, S: list[Tensor], a: list[Tensor], d: list[Tensor]) -> list[Tensor]:
+    moved = [m[:, None, None] * s for s in S]
+    for s, x, error in zip(moved, a, d):
+        _add_mm(s, (n.unsqueeze(-1) * x).mT, error, plan.chain.low, -1)
+    return moved
+
+
+def _read(plan: Plan, q: Tensor, beta: Tensor, W: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Reads of tokens whose weights are beta W. beta: (G, R, 1)."""
+    x, z = q, []
+    for l, w in enumerate(W):
+        out = _mm(beta * x, w, plan.low)
+        if l < len(W) - 1:
+            z.append(out)
+            x = plan.joints[l].value(out)
+    return out, z
+
+
+def _read_backward(plan: Plan, Dy: Tensor, q: Tensor, beta: Tensor, W, z, DW: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Backward of `_read`: adds to DW, returns Dq and Dbeta (G, R)."""
+    Dz, Dbeta = Dy, torch.zeros_like(beta)
+    for l in range(len(W) - 1, -1, -1):
+        x = plan.joints[l - 1].value(z[l - 1]) if l else q
+        _add_mm(DW[l], (beta * x).mT, Dz, plan.low)
+        back = _mm(Dz, W[l].mT, plan.low)
+        Dbeta += (back * x).sum(-1, keepdim=True)
+        Dx = beta * back
+        Dz = plan.joints[l - 1].pull(z[l - 1], Dx) if l else Dx
+    return Dz, Dbeta.squeeze(-1)
+
+
+def _read_spans(plan: MuonPlan, L: int) -> tuple[slice | None, bool]:
+    """Which tokens read the old weights, and whether the last one reads the new."""
+    if plan.commit and not plan.chain.before:
+        return (slice(0, L - 1) if L > 1 else None), True
+    return slice(0, L), False
+
+
+def _old_beta(plan: MuonPlan, beta: Tensor, span: slice) -> Tensor:
+    shift = 0 if plan.chain.before else 1
+    return beta[:, span.start + shift : span.stop + shift, None]
+
+
+def _commit(plan: MuonPlan, beta: Tensor, lr: Tensor, W: list[Tensor], moved: list[Tensor]):
+    """Weights at the tile's end, and the Gram matrices of the Newton–Schulz step."""
+    new = [beta[:, -1, None, None] * w for w in W]
+    if not plan.commit:
+        return new, []
+    steps, grams = [], []
+    for stack in _stack(plan, moved):
+        step, gram = orthogonalise(stack, plan.steps, plan.coefficients)
+        steps.append(step)
+        grams += gram
+    for w, step in zip(new, _unstack(plan, steps, W)):
+        w.addcmul_(step, lr[:, None, None])
+    return new, grams
+
+
+class _Muon(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, plan: MuonPlan, q, k, v, beta, n, m, lr, *mats):
+        chain = plan.chain
+        D = len(chain.joints) + 1
+        W, S, A = list(mats[:D]), list(mats[D : 2 * D]), list(mats[-D:])
+        keep = any(ctx.needs_input_grad)
+        outputs, states, saved = [], [], []
+        for i in range(k.shape[0]):
+            if chain.fresh and i % chain.period == 0:
+                A = W
+            if keep and i % chain.save_every == 0:
+                states += [*W, *S, *A]
+            a, d, z, u = _keys_at(chain, _Anchor(chain, 0, A, A, [], [], []), k[i], v[i], D)
+            moved = _gather_momentum(plan, n[i], m[i], S, a, d)
+            new, grams = _commit(plan, beta[i], lr[i], W, moved)
+            zq: list[Tensor] = []
+            if chain.reads:
+                L = q.shape[2]
+                span, last = _read_spans(plan, L)
+                ys = []
+                if span is not None:
+                    y, zq = _read(chain, q[i][:, span], _old_beta(plan, beta[i], span), W)
+                    ys.append(y)
+                if last:
+                    y, zl = _read(chain, q[i][:, L - 1 :], beta[i][:, :1, None], new)
+                    ys.append(y)
+                    zq = [torch.cat([x, y], 1) for x, y in zip(zq, zl)] if span is not None else zl
+                outputs.append(torch.cat(ys, 1) if len(ys) > 1 else ys[0])
+            if keep:
+                saved += [*z, *u, d[-1], *zq, *(grams if chain.save_every == 1 else [])]
+            W, S = new, moved
+        if keep:
+            ctx.plan, ctx.layers = plan, D
+            ctx.per_tile = len(saved) // k.shape[0]
+            ctx.states = len(states)
+            ctx.save_for_backward(q, k, v, beta, n, m, lr, *states, *W, *saved)
+        y = torch.stack(outputs) if chain.reads else k.new_zeros(0)
+        return (y, *W, *S)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, Dy, *Dend):
+        plan, D = ctx.plan, ctx.layers
+        chain = plan.chain
+        q, k, v, beta, n, m, lr, *rest = ctx.saved_tensors
+        states, end, saved = rest[: ctx.states], rest[ctx.states : ctx.states + D], rest[ctx.states + D :]
+        Dq, Dk, Dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        Dbeta, Dn, Dm, Dlr = (torch.zeros_like(x) for x in (beta, n, m, lr))
+        DW, DS = [x.clone() for x in Dend[:D]], [x.clone() for x in Dend[D:]]
+        DA: list[Tensor] | None = None
+        N, step = k.shape[0], chain.save_every
+        for first in range((N - 1) // step * step, -1, -step):
+            last = min(first + step, N)
+            begin = first // step * 3 * D
+            group = _replay(plan, beta, n, m, lr, k, states[begin : begin + 3 * D], saved, ctx.per_tile, first, last, D)
+            for i in range(last - 1, first - 1, -1):
+                W, S, A, moved, grams, a, d, z, u, zq = group[i - first]
+                new = end if i == N - 1 else (group[i + 1 - first][0] if i + 1 < last else following)
+                if DA is None:
+                    DA = [torch.zeros_like(x) for x in A]
+                if chain.reads:
+                    Dq[i] = _reads_backward(plan, Dy[i], q[i], beta[i], W, new, zq, DW, Dbeta[i], D, old=False)
+                DW_old = [beta[i][:, -1, None, None] * x for x in DW]
+                Dbeta[i][:, -1] += sum((x * w).sum((1, 2)) for x, w in zip(DW, W))
+                if plan.commit:
+                    DO = [lr[i][:, None, None] * x for x in DW]
+                    for x, y in zip(DS, _commit_backward(plan, moved, grams, DO, DW, Dlr[i])):
+                        x.add_(y)
+                if chain.reads:
+                    part = _reads_backward(plan, Dy[i], q[i], beta[i], W, new, zq, DW_old, Dbeta[i], D, old=True)
+                    if part is not None:
+                        Dq[i][:, : part.shape[1]] = part
+                Da, Dd = _momentum_backward(plan, n[i], m[i], S, a, d, DS, Dn[i], Dm[i])
+                anchor = _Anchor(chain, 0, A, A, [], [], [])
+                grads = _Grads([], DA, Da, Dd, beta, beta, beta)
+                Dk[i], Dv[i] = _keys_at_backward(chain, anchor, a, d, z, u, Da, Dd, grads)
+                DW = DW_old
+                if chain.fresh and i % chain.period == 0:
+                    for w, x in zip(DW, DA):
+                        w.add_(x)
+                    DA = None
+            following = group[0][0]
+        Dgiven = [] if chain.fresh else DA
+        return (None, Dq if chain.reads else None, Dk, Dv, Dbeta, Dn, Dm, Dlr, *DW, *DS, *Dgiven)
+
+
+def _replay(plan: MuonPlan, beta, n, m, lr, k, state, saved, per_tile: int, first: int, last: int, D: int) -> list[tuple]:
+    """States, anchors, momenta and entries of the tiles first..last-1."""
+    chain = plan.chain
+    W, S, A = list(state[:D]), list(state[D : 2 * D]), list(state[2 * D :])
+    tiles = []
+    for i in range(first, last):
+        if chain.fresh and i % chain.period == 0:
+            A = W
+        mine = list(saved[i * per_tile : (i + 1) * per_tile])
+        z, u, error = mine[: D - 1], mine[D - 1 : 2 * D - 2], mine[2 * D - 2]
+        reads = D - 1 if chain.reads else 0
+        zq, grams = mine[2 * D - 1 : 2 * D - 1 + reads], mine[2 * D - 1 + reads :]
+        a = [k[i], *(joint.value(x) for joint, x in zip(chain.joints, z))]
+        d = [*(joint.pull(x, y) for joint, x, y in zip(chain.joints, z, u)), error]
+        moved = _gather_momentum(plan, n[i], m[i], S, a, d)
+        new = W
+        if chain.save_every > 1:
+            new, grams = _commit(plan, beta[i], lr[i], W, moved)
+        tiles.append((W, S, A, moved, grams, a, d, z, u, zq))
+        W, S = new, moved
+    return tiles
+
+
+def _reads_backward(plan: MuonPlan, Dy, q, beta, W, new, zq, DW, Dbeta, D: int, old: bool) -> Tensor | None:
+    """Backward of the reads of the new weights (old=False: returns the whole Dq), or of the old ones."""
+    L = q.shape[1]
+    span, last = _read_spans(plan, L)
+    if not old:
+        Dq = torch.zeros_like(q)
+        if last:
+            z = [x[:, L - 1 :] for x in zq]
+            Dq[:, L - 1 :], _ = _read_backward(plan.chain, Dy[:, L - 1 :], q[:, L - 1 :], beta[:, :1, None], new, z, DW)
+        return Dq
+    if span is None:
+        return None
+    shift = 0 if plan.chain.before else 1
+    z = [x[:, span] for x in zq]
+    part, Drows = _read_backward(plan.chain, Dy[:, span], q[:, span], _old_beta(plan, beta, span), W, z, DW)
+    Dbeta[:, span.start + shift : span.stop + shift] += Drows
+    return part
+
+
+def _commit_backward(plan: MuonPlan, moved, grams, DO, DW, Dlr: Tensor) -> list[Tensor]:
+    """Gradient of the momentum from that of the step; adds to Dlr."""
+    steps, grads = [], []
+    for index, (stack, D_stack) in enumerate(zip(_stack(plan, moved), _stack(plan, DO))):
+        mine = list(grams[index * plan.steps : (index + 1) * plan.steps])
+        step, grad = orthogonalise_backward(stack, mine, plan.coefficients, D_stack)
+        steps.append(step)
+        grads.append(grad)
+    for x, step in zip(DW, _unstack(plan, steps, DW)):
+        Dlr += (x * step).sum((1, 2))
+    return _unstack(plan, grads, DW)
+
+
+def _momentum_backward(plan: MuonPlan, n: Tensor, m: Tensor, S, a, d, DS: list[Tensor], Dn: Tensor, Dm: Tensor):
+    """Backward of `_gather_momentum`: DS becomes the gradient of the momentum before the tile; returns Da and Dd."""
+    Da, Dd = [], []
+    for s, x, error, Ds in zip(S, a, d, DS):
+        back = _mm(error, Ds.mT, plan.chain.low).neg_()  # G E d_in
+        Dd.append(_mm(n.unsqueeze(-1) * x, Ds, plan.chain.low).neg_())
+        Da.append(n.unsqueeze(-1) * back)
+        Dn += (back * x).sum(-1)
+        Dm += (Ds * s).sum((1, 2))
+        Ds.mul_(m[:, None, None])
+    return Da, Dd
