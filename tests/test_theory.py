@@ -233,8 +233,10 @@ def test_the_anchor_of_a_later_chunk_in_a_tile_needs_no_weights(structure, depth
     L, block = b * J, c - 1 + b
     spec, W0 = memory(structure, depth, window=c, chunk_size=b)
     q, k, v, gates = tokens(L, c)
-    y_true, _, W_true, S_true = oracle(q, k, v, gates, spec, W0)
-    W, S = W0, [torch.zeros_like(w) for w in W0]
+    W, S = W0, [rand(*w.shape) for w in W0]
+    state = spec.initial_state([w.unsqueeze(0) for w in W], batch=1)
+    state.momentum = [s.unsqueeze(0).unsqueeze(0) for s in S]
+    y_true, _, W_true, S_true = oracle(q, k, v, gates, spec, W0, state)
 
     # every chunk has entries of its own: its tokens and the c-1 before them
     source = [j * b + e - (c - 1) for j in range(J) for e in range(block)]
@@ -685,6 +687,22 @@ def test_bursts_and_gaps_make_momentum_diverge_earlier(momentum, b, expected):
     assert diverges(1.02 * expected) and not diverges(0.98 * expected)
 
 
+def test_a_recurring_key_diverges_under_high_momentum_and_not_under_the_proven_bound():
+    keys, value = torch.eye(D, dtype=f64), torch.ones(1, D, dtype=f64)
+
+    def largest(lr: float) -> float:
+        W, S, peak = torch.zeros(D, D, dtype=f64), torch.zeros(D, D, dtype=f64), 0.0
+        for t in range(1000):
+            k = keys[:1] if t % 45 < 5 else keys[1 + t % (D - 1)][None]
+            S = 0.9 * S - lr * k.mT @ (k @ W - value)
+            W = W + S
+            peak = max(peak, W.norm().item())
+        return peak
+
+    assert largest(0.1) > 1e6
+    assert largest(2 * 0.1**2 / 1.9) < 2 * D
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("c", [1, 3])
 def test_the_online_rule_has_a_lyapunov_function_for_any_keys(momentum, c):
@@ -824,6 +842,31 @@ def test_matmul_flops_of_one_chunk_follow_the_formulas(structure, n, c, momentum
     pushes, rows = rand(L, N + 1), rand(L + 1, L)
     assert flops(lambda: rows @ pushes) == L * 2 * (L + 1) * (N + 1)
     assert flops(lambda: rand(L, L) @ rand(L, N)) == L * 2 * L * N
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_matmul_flops_of_several_chunks_in_a_tile_follow_the_formulas(n):
+    J, block, K, V = 3, 5, 6, 4
+    spec = MemorySpec(key_dim=K, value_dim=V, structure="mlp" if n > 1 else "linear", depth=n, expansion=3.0)
+    P, P1, Q = sizes("mlp", n, K, spec.hidden_dim, V)
+    Q1, N = sum(spec.shapes[0]), J * block
+    W = [rand(*shape) for shape in spec.shapes]
+    one = torch.ones(1, dtype=f64)
+
+    def tile():
+        for j in range(J):
+            a, d = [rand(j * block, i) for i, _ in spec.shapes], [rand(j * block, o) for _, o in spec.shapes]
+            at = (torch.ones(1, j * block, dtype=f64), one, one)
+            errors_at_anchor(
+                spec,
+                rand(block, K),
+                rand(block, V),
+                lambda i, x, a=a, d=d, at=at: dual(x, W[i], W[i], a[i], d[i], *at),
+                lambda i, g, a=a, d=d, at=at: dual(g, W[i].mT, W[i].mT, d[i], a[i], *at),
+            )
+
+    forward, errors = 4 * P * N + Q * N * N * (1 - 1 / J), 4 * (P - P1) * N + (Q - Q1) * N * N * (1 - 1 / J)
+    assert flops(tile) == pytest.approx(forward + errors)
 
 
 def test_the_backward_of_the_dual_form_costs_twice_its_forward():

@@ -64,7 +64,7 @@ def run(
 
 def _tile(spec, piece, q, k, v, co, lr, retain, W, S, A):
     """One tile: gradients of its entries, reads of its tokens, state at its end."""
-    if spec.structure == "linear" and piece.subchunks > 1:
+    if spec.anchor == "token" or (spec.structure == "linear" and piece.subchunks > 1):
         uses: Uses = [[(k, _solve_errors(spec, piece, k, v, co, retain, W[0], S[0] if S else None))]]
     else:
         uses = _errors_at_anchor(spec, k, v, A)

@@ -34,7 +34,7 @@ def check_inputs(
     cu_seqlens: Tensor | None,
 ) -> None:
     """Shapes, types and devices; and values, but under torch.compile."""
-    for name, x, dim in (("q", q, spec.key_dim), ("k", k, spec.key_dim), ("v", v, spec.value_dim)):
+    for name, x, dim in (("k", k, spec.key_dim), ("q", q, spec.key_dim), ("v", v, spec.value_dim)):
         if x is None and name == "q":
             continue
         if not isinstance(x, Tensor) or x.dim() != 4 or x.shape[-1] != dim:
@@ -62,7 +62,7 @@ def check_inputs(
 def _check_cu_seqlens(cu_seqlens: Tensor, B: int, T: int) -> int:
     if B != 1:
         raise ValueError(f"cu_seqlens needs one packed row, but the batch is {B}")
-    if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2 or cu_seqlens.is_floating_point():
+    if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dim() != 1 or len(cu_seqlens) < 2 or cu_seqlens.is_floating_point():
         raise ValueError("cu_seqlens must be a whole-number vector [0, end of document 1, ..., T]")
     bounds = cu_seqlens.tolist()
     if bounds[0] != 0 or bounds[-1] != T or any(a > b for a, b in zip(bounds, bounds[1:])):

@@ -94,8 +94,10 @@ class NeuralMemoryConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value < 1:
                 raise ValueError(f"{name}={value!r} must lie between 0 and 1, ends excluded")
-        if not (self.max_lr is None or self.max_lr > 0):
-            raise ValueError(f"max_lr={self.max_lr!r} must be None or > 0")
+        for name in ("max_lr", "value_bound"):
+            value = getattr(self, name)
+            if not (value is None or value > 0):
+                raise ValueError(f"{name}={value!r} must be None or > 0")
         if not 0 < self.lr_start < self.lr_ceiling:
             raise ValueError(f"lr_init={self.lr_init!r} must lie between 0 and max_lr={self.lr_ceiling:g}, ends excluded")
         if not self.eps > 0:

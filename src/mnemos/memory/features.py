@@ -9,9 +9,7 @@ which leaves torch's random state alone, are shared by all heads (whose memories
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -106,7 +104,7 @@ class Elementwise(FeatureMap):
     name = "elementwise"
 
     def build(self) -> None:
-        self.coefficients = nn.Parameter(_stored(_inverse_factorials(self.heads, self.degree)[:, 1:]))
+        self.coefficients = nn.Parameter(_inverse_factorials(self.heads, self.degree)[:, 1:].clone())
 
     def forward(self, x: Tensor) -> Tensor:
         x = _widen(x, self.coefficients)
@@ -118,11 +116,9 @@ class Elementwise(FeatureMap):
 
 @register_features
 class Monomials(FeatureMap):
-    """All monomials of degree <= p, C(D+p, p) of them, scaled so that the inner product is a polynomial of q·k:
+    """All monomials of degree <= p, C(D+p, p) of them, scaled so that φ(q)·φ(k) = Σ_{i=0..p} a_i (q·k)^i / Σ a_i.
 
-        φ(q)·φ(k) = Σ_{i=0..p} a_i (q·k)^i / Σ a_i,   a_i = exp(log_coefficients[:, i]) per head, start 1/i!
-
-    Unit keys stay unit, so lr 1 stays an exact write.
+    a_i = exp(log_coefficients[:, i]) per head, start 1/i!. Unit keys stay unit, so lr 1 stays an exact write.
 
     >>> phi = Monomials(dim=16, heads=1, degree=2)
     >>> q, k = torch.eye(16)[:2].unsqueeze(1)
@@ -137,7 +133,7 @@ class Monomials(FeatureMap):
         return math.comb(key_dim + degree, degree)
 
     def build(self) -> None:
-        self.log_coefficients = nn.Parameter(_stored(_inverse_factorials(self.heads, self.degree).log()))
+        self.log_coefficients = nn.Parameter(_inverse_factorials(self.heads, self.degree).log())
         # Not buffers: transformers' from_pretrained overwrites non-persistent ones with uninitialised memory.
         self._tables = self._placed = _monomial_tables(self.dim_in, self.degree)
 
@@ -152,8 +148,8 @@ class Monomials(FeatureMap):
             power = power.gather(-1, parent.expand(*batch, -1)) * x.gather(-1, last.expand(*batch, -1))
             powers.append(power)
         first, *rest = _kernel_roots(self.log_coefficients, x.dtype)
-        roots = [first] + [a * multinomial.to(x.dtype).sqrt() for a, (_, _, multinomial) in zip(rest, self._placed)]
-        return torch.cat(powers, dim=-1) * torch.cat(roots, dim=-1)
+        scales = [first] + [root * count.to(x.dtype).sqrt() for root, (_, _, count) in zip(rest, self._placed)]
+        return torch.cat(powers, dim=-1) * torch.cat(scales, dim=-1)
 
 
 @register_features
@@ -173,10 +169,10 @@ class TensorProjection(FeatureMap):
         return feature_dim or key_dim
 
     def build(self) -> None:
-        draw = _normal(self.seed)
-        self.projection = nn.Buffer(
-            _stored(draw(self.dim_in + self.dim_in**2, self.dim_out) / math.sqrt(2 * self.dim_out))
-        )
+        self.projection = nn.Buffer(torch.empty(self.dim_in + self.dim_in**2, self.dim_out))
+        generator = torch.Generator("cpu").manual_seed(self.seed)
+        gaussian = torch.randn(self.projection.shape, generator=generator, device="cpu", dtype=torch.float64)
+        self.projection.copy_(gaussian / math.sqrt(2 * self.dim_out))
 
     def forward(self, x: Tensor) -> Tensor:
         x = _widen(x, self.projection)
@@ -207,11 +203,14 @@ class Sketch(FeatureMap):
         return least if degree == 1 else feature_dim or max(4 * key_dim, least)
 
     def build(self) -> None:
-        self.log_coefficients = nn.Parameter(_stored(_inverse_factorials(self.heads, self.degree).log()))
+        self.log_coefficients = nn.Parameter(_inverse_factorials(self.heads, self.degree).log())
         rest, degrees = self.dim_out - 1 - self.dim_in, range(2, self.degree + 1)
         self.widths = [rest // len(degrees) + (i - 2 < rest % len(degrees)) for i in degrees]
         self.factor_widths = [width for i, width in zip(degrees, self.widths) for _ in range(i)]
-        self.projection = nn.Buffer(_stored(_directions(self.dim_in, self.factor_widths, self.seed)))
+        self.projection = nn.Buffer(torch.empty(self.dim_in, sum(self.factor_widths)))
+        generator = torch.Generator("cpu").manual_seed(self.seed)
+        for factor in self.projection.split(self.factor_widths, dim=-1):
+            factor.copy_(_directions(*factor.shape, generator))
 
     def forward(self, x: Tensor) -> Tensor:
         x = _widen(x, self.log_coefficients)
@@ -230,13 +229,8 @@ def _widen(x: Tensor, parameter: Tensor) -> Tensor:
     return x.to(torch.promote_types(torch.promote_types(x.dtype, parameter.dtype), torch.float32))
 
 
-def _stored(values: Tensor) -> Tensor:
-    """A copy on torch's default device, in its default dtype."""
-    return torch.empty(values.shape).copy_(values)
-
-
-def _inverse_factorials(heads: int, degree: int) -> Tensor:  # H p+1
-    return torch.tensor([[1 / math.factorial(i) for i in range(degree + 1)]] * heads, dtype=torch.float64)
+def _inverse_factorials(heads: int, degree: int) -> Tensor:
+    return torch.tensor([[1 / math.factorial(i) for i in range(degree + 1)]] * heads)  # H p+1
 
 
 def _kernel_roots(log_coefficients: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -261,16 +255,8 @@ def _monomial_tables(dim: int, degree: int) -> list[tuple[Tensor, Tensor, Tensor
     return tables
 
 
-def _normal(seed: int) -> Callable[..., Tensor]:
-    generator = torch.Generator("cpu").manual_seed(seed)
-    return functools.partial(torch.randn, generator=generator, device="cpu", dtype=torch.float64)
-
-
-def _directions(dim: int, widths: list[int], seed: int) -> Tensor:
-    """(dim, sum of widths): columns of length √dim, uniform on the sphere, orthogonal in blocks of `dim` per width."""
-    draw, columns = _normal(seed), [torch.empty(dim, 0, device="cpu")]
-    for width in widths:
-        q, r = torch.linalg.qr(draw(-(-width // dim), dim, dim))
-        q = q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2) * math.sqrt(dim)  # without the signs q is not uniform
-        columns.append(q.transpose(0, 1).reshape(dim, -1)[:, :width])
-    return torch.cat(columns, dim=-1)
+def _directions(dim: int, count: int, generator: torch.Generator) -> Tensor:
+    """(dim, count): columns of length √dim, in all directions alike, orthogonal within blocks of `dim`."""
+    gaussian = torch.randn(-(-count // dim), dim, dim, generator=generator, device="cpu", dtype=torch.float64)
+    q, _ = torch.linalg.qr(gaussian)  # uniform but for the signs of its columns, which cancel in φ(q)·φ(k)
+    return q.transpose(0, 1).reshape(dim, -1)[:, :count] * math.sqrt(dim)

@@ -201,7 +201,8 @@ def _run_piece(piece: Piece, tokens: Tokens, value: Tensor, W, S, A, spec: Memor
     v = to_entries(value, piece, c)
     if spec.network.chain is not None and spec.rule == "muon":
         return chain_muon.run(spec, piece, q, k, v, coefficients, tiled.lr, W, S, A)
-    if spec.network.chain is not None and not (spec.structure == "linear" and piece.subchunks > 1):
+    moving_anchor = spec.anchor == "token" or (spec.structure == "linear" and piece.subchunks > 1)  # solved, not looped
+    if spec.network.chain is not None and not moving_anchor:
         return chain_engine.run(spec, piece, q, k, v, coefficients, W, S, A)
     return autograd_engine.run(spec, piece, q, k, v, coefficients, tiled.lr, tiled.retain, W, S, A)
 

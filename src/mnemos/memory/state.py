@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -166,7 +165,7 @@ class MemoryState:
             raise ValueError(f"{path} is not a memory state of this version ({FORMAT})")
         try:
             saved = MemorySpec.from_json(metadata["spec"])
-        except (KeyError, TypeError, json.JSONDecodeError) as broken:
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as broken:
             raise ValueError(f"{path} has a broken header: {broken!r}") from None
         if spec is not None and spec != saved:
             differing = [

@@ -1,0 +1,1 @@
+"""Makes tests/helpers.py importable from every test folder."""

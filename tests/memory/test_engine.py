@@ -1,0 +1,315 @@
+"""The invariants of one memory, over the whole grid: scan, step and reference are the same function."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from cases import Case, grid, inputs
+from helpers import assert_close
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mnemos.memory import Gates, MemorySpec, MemoryState, read, reference_scan, scan, step
+
+GRID = grid()
+EXACT = 1e-10
+every_case = pytest.mark.parametrize("case", GRID, ids=str)
+# a memory of each kind of code path: for the properties that do not need the whole grid
+KINDS = [
+    Case(MemorySpec(key_dim=4, value_dim=4, expansion=2, window=3, chunk_size=8)),
+    Case(MemorySpec(key_dim=4, value_dim=4, expansion=2, chunk_size=2)),
+    Case(MemorySpec(key_dim=4, value_dim=3, structure="linear", chunk_size=5, window=2)),
+    Case(MemorySpec(key_dim=4, value_dim=3, structure="linear", anchor="token", window=3)),
+    Case(MemorySpec(key_dim=4, value_dim=4, structure="gated_mlp", expansion=2, chunk_size=4, read="before")),
+    Case(MemorySpec(key_dim=4, value_dim=4, structure="test_composed", window=5, chunk_size=4)),
+    Case(MemorySpec(key_dim=4, value_dim=4, expansion=2, rule="muon", window=3, chunk_size=8, commit_every=4)),
+    Case(MemorySpec(key_dim=4, value_dim=4, expansion=2, features="monomials", momentum=False, chunk_size=8), ("retain",)),
+]
+every_kind = pytest.mark.parametrize("case", KINDS, ids=str)
+
+
+def call(function, x, case, state=None, **options):
+    state = x.state(case.spec) if state is None else state
+    return function(x.q, x.k, x.v, x.gates, state, case.spec, x.features, **options)
+
+
+def sliced(x, lo: int, hi: int) -> tuple:
+    return x.q[:, lo:hi], x.k[:, lo:hi], x.v[:, lo:hi], x.gates.map(lambda g: g[:, lo:hi])
+
+
+def tensors(state: MemoryState) -> dict[str, torch.Tensor]:
+    return state._tensors()
+
+
+def assert_same_state(a: MemoryState, b: MemoryState, tolerance: float) -> None:
+    assert a.position.tolist() == b.position.tolist()
+    for (name, x), y in zip(tensors(a).items(), tensors(b).values()):
+        if x.is_floating_point():
+            assert_close(x, y, tolerance, f"state.{name}")
+
+
+def gradients(y, state: MemoryState, leaves: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Gradients of a random functional of the outputs and of the whole final state."""
+    g = torch.Generator().manual_seed(7)
+    parts = [y, *(x for x in tensors(state).values() if x.is_floating_point())]
+    total = sum((x * torch.randn(x.shape, generator=g, dtype=torch.float64).to(x.dtype)).sum() for x in parts)
+    return list(torch.autograd.grad(total, list(leaves.values()), materialize_grads=True, allow_unused=True, retain_graph=True))
+
+
+@functools.cache
+def expected(index: int, length: int = 23):
+    """Outputs, state and gradients by the reference."""
+    case = GRID[index]
+    x = inputs(case, length=length, grad=True)
+    y, state = call(reference_scan, x, case)
+    return y.detach(), state.detach(), gradients(y, state, x.leaves())
+
+
+@pytest.mark.parametrize("index", range(len(GRID)), ids=[str(c) for c in GRID])
+def test_scan_is_the_reference_in_outputs_state_and_every_gradient(index):
+    case = GRID[index]
+    x = inputs(case, grad=True)
+    y, state = call(scan, x, case)
+    ry, rstate, rgrads = expected(index)
+    assert_close(y, ry, EXACT, "y")
+    assert_same_state(state, rstate, EXACT)
+    for (name, _), a, b in zip(x.leaves().items(), gradients(y, state, x.leaves()), rgrads):
+        assert_close(a, b, EXACT, f"gradient of {name}")
+
+
+LONG = [
+    MemorySpec(key_dim=3, value_dim=3, expansion=2, chunk_size=1),
+    MemorySpec(key_dim=3, value_dim=3, expansion=2, chunk_size=128, window=3),
+    MemorySpec(key_dim=3, value_dim=3, expansion=2, chunk_size=96),
+    MemorySpec(key_dim=3, value_dim=3, expansion=2, chunk_size=134),
+    MemorySpec(key_dim=3, value_dim=3, structure="gated_mlp", expansion=2, chunk_size=16, window=40),
+    MemorySpec(key_dim=3, value_dim=3, structure="linear", anchor="token"),
+    MemorySpec(key_dim=3, value_dim=3, structure="linear", chunk_size=4),
+    MemorySpec(key_dim=3, value_dim=3, expansion=2, chunk_size=32, rule="muon", commit_every=1),
+    MemorySpec(key_dim=3, value_dim=3, structure="gated_mlp", expansion=2, chunk_size=64, rule="muon", commit_every=16),
+]
+
+
+@pytest.mark.parametrize("spec", LONG, ids=[f"{s.structure},{s.rule},chunk={s.chunk_size},{s.anchor}" for s in LONG])
+def test_scan_is_the_reference_over_several_tiles_and_saved_states(spec):
+    case = Case(spec)
+    x = inputs(case, length=331, batch=1, heads=2, grad=True)
+    y, state = call(scan, x, case)
+    grads = gradients(y, state, x.leaves())
+    ry, rstate = call(reference_scan, x, case)
+    rgrads = gradients(ry, rstate, x.leaves())
+    assert_close(y, ry, EXACT, "y")
+    assert_same_state(state, rstate, EXACT)
+    for (name, _), a, b in zip(x.leaves().items(), grads, rgrads):
+        assert_close(a, b, EXACT, f"gradient of {name}")
+
+
+@every_case
+def test_float32_agrees_with_the_float64_reference_to_rounding(case):
+    single = Case(case.spec, case.gates, torch.float32)
+    x, double = inputs(single, grad=True), inputs(single, grad=True).double()
+    y, state = call(scan, x, single)
+    assert y.dtype == torch.float32 and state.weights[0].dtype == torch.float32
+    ry, rstate = call(reference_scan, double, case)
+    tolerance = 5e-4 if case.spec.rule == "muon" else 2e-5
+    assert_close(y, ry, tolerance, "y")
+    assert_same_state(state, rstate, tolerance)
+    grads = gradients(y, state, x.leaves())
+    for (name, _), a, b in zip(x.leaves().items(), grads, gradients(ry, rstate, double.leaves())):
+        assert_close(a, b, tolerance, f"gradient of {name}")
+
+
+@every_case
+def test_token_by_token_is_one_scan(case):
+    x = inputs(case)
+    y, final = call(scan, x, case)
+    state, outputs = x.state(case.spec), []
+    for t in range(x.k.shape[1]):
+        out, state = step(*sliced(x, t, t + 1), state, case.spec, x.features)
+        outputs.append(out)
+    assert_close(torch.cat(outputs, 1), y, EXACT, "y")
+    assert_same_state(state, final, EXACT)
+    assert state.phase == final.phase
+
+
+@every_case
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@given(data=st.data())
+def test_any_split_into_calls_gives_the_same_outputs_and_state(case, data):
+    x = inputs(case, length=41)
+    cuts = sorted(data.draw(st.sets(st.integers(1, 40), max_size=5)))
+    y, final = call(scan, x, case)
+    state, outputs = x.state(case.spec), []
+    for lo, hi in zip([0, *cuts], [*cuts, 41]):
+        out, state = scan(*sliced(x, lo, hi), state, case.spec, x.features)
+        outputs.append(out)
+    assert_close(torch.cat(outputs, 1), y, EXACT, "y")
+    assert_same_state(state, final, EXACT)
+
+
+@every_kind
+@pytest.mark.parametrize("length", [1, 7, 63, 65, 200])
+def test_awkward_lengths_split_anywhere_with_gradients(case, length):
+    x = inputs(case, length=length, grad=True)
+    y, final = call(scan, x, case)
+    grads = gradients(y, final, x.leaves())
+    at = length // 3
+    if at:
+        first, state = scan(*sliced(x, 0, at), x.state(case.spec), case.spec, x.features)
+        second, state = scan(*sliced(x, at, length), state, case.spec, x.features)
+        pieces = torch.cat([first, second], 1)
+        assert_close(pieces, y, EXACT, "y")
+        for (name, _), a, b in zip(x.leaves().items(), gradients(pieces, state, x.leaves()), grads):
+            assert_close(a, b, EXACT, f"gradient of {name}")
+
+
+@every_case
+def test_a_later_token_changes_nothing_before_it_at_all(case):
+    x, z = inputs(case, length=30), inputs(case, length=30, seed=1)
+    y, _ = call(scan, x, case)
+    for t in (0, 1, 8, 16, 29):
+        q, k, v = (torch.cat([a[:, :t], b[:, t:]], 1) for a, b in ((x.q, z.q), (x.k, z.k), (x.v, z.v)))
+        mixed = {n: getattr(z.gates, n) for n in ("lr", "momentum", "retain", "gate", "lag")}
+        mixed = {n: None if b is None else torch.cat([getattr(x.gates, n)[:, :t], b[:, t:]], 1) for n, b in mixed.items()}
+        changed, _ = scan(q, k, v, Gates(**mixed, decay=x.gates.decay), x.state(case.spec), case.spec, x.features)
+        assert (changed[:, :t] - y[:, :t]).abs().max() == 0.0 if t else True
+        assert (changed[:, t:] - y[:, t:]).abs().max() > 0
+
+
+@every_kind
+def test_rows_and_heads_are_independent(case):
+    x = inputs(case, batch=3, grad=True)
+    y, state = call(scan, x, case)
+    for row in range(3):
+        alone, alone_state = scan(
+            *(t[row : row + 1] for t in (x.q, x.k, x.v)),
+            x.gates.map(lambda g, row=row: g[row : row + 1]),
+            case.spec.initial_state(x.W0, batch=1),
+            case.spec,
+            x.features,
+        )
+        assert_close(alone, y[row : row + 1], EXACT, "y")
+        assert_same_state(alone_state, state.select([row]), EXACT)
+    sensitivity = torch.autograd.grad(y[1, :, 1].sum(), x.k)[0]
+    assert sensitivity[1, :, 1].abs().max() > 0
+    sensitivity[1, :, 1] = 0
+    assert sensitivity.abs().max() == 0.0
+
+
+def random_mask(batch: int, length: int) -> torch.Tensor:
+    mask = torch.rand(batch, length, generator=torch.Generator().manual_seed(3)) > 0.4
+    mask[0] = False
+    mask[0, :5] = True
+    return mask
+
+
+@every_case
+def test_masked_tokens_are_skipped_as_if_they_were_not_there(case):
+    x = inputs(case, batch=3, length=29, grad=True)
+    before = x.state(case.spec)
+    _, before = scan(*sliced(x, 0, 6), before, case.spec, x.features)  # start in the middle of chunks
+    mask = random_mask(3, 23)
+    rest = sliced(x, 6, 29)
+    y, state = scan(*rest, before, case.spec, x.features, mask=mask)
+    ry, rstate = reference_scan(*rest, before, case.spec, x.features, mask=mask)
+    assert y[~mask].abs().max() == 0.0
+    assert_close(y, ry, EXACT, "y")
+    assert_same_state(state, rstate, EXACT)
+    for (name, _), a, b in zip(x.leaves().items(), gradients(y, state, x.leaves()), gradients(ry, rstate, x.leaves())):
+        assert_close(a, b, EXACT, f"gradient of {name}")
+    # rows now stand at different positions: go on, in one scan and token by token
+    more = inputs(case, batch=3, length=9, seed=5)
+    y, final = scan(more.q, more.k, more.v, more.gates, state, case.spec, x.features)
+    ry, rfinal = reference_scan(more.q, more.k, more.v, more.gates, rstate, case.spec, x.features)
+    assert_close(y, ry, EXACT, "y after")
+    assert_same_state(final, rfinal, EXACT)
+    outputs = []
+    for t in range(9):
+        out, state = step(*sliced(more, t, t + 1), state, case.spec, x.features)
+        outputs.append(out)
+    assert_close(torch.cat(outputs, 1), y, EXACT, "y by steps")
+    assert_same_state(state, final, EXACT)
+
+
+@every_kind
+def test_what_a_masked_token_holds_does_not_matter(case):
+    x = inputs(case, batch=2, length=12)
+    mask = random_mask(2, 12)
+    y, state = call(scan, x, case, mask=mask)
+    for tensor in (x.q, x.k, x.v):
+        tensor[~mask] = float("nan")
+    z, other = call(scan, x, case, mask=mask)
+    assert torch.equal(y, z)
+    assert_same_state(other, state, 0.0)
+
+
+@every_case
+def test_packed_documents_are_the_documents_alone(case):
+    lengths = [9, 1, 14, 0, 5]
+    bounds = [0, 9, 10, 24, 24, 29]
+    x = inputs(case, batch=1, length=29, grad=True)
+    state = case.spec.initial_state(x.W0, batch=len(lengths))
+    y, packed = call(scan, x, case, state=state, cu_seqlens=torch.tensor(bounds))
+    outputs, states = [], []
+    for lo, hi in zip(bounds, bounds[1:]):
+        one = case.spec.initial_state(x.W0, batch=1)
+        if hi > lo:
+            out, one = scan(*sliced(x, lo, hi), one, case.spec, x.features)
+            outputs.append(out)
+        states.append(one)
+    alone, stacked = torch.cat(outputs, 1), MemoryState.stack(states)
+    assert_close(y, alone, EXACT, "y")
+    assert_same_state(packed, stacked, EXACT)
+    grads = gradients(alone, stacked, x.leaves())
+    for (name, _), a, b in zip(x.leaves().items(), gradients(y, packed, x.leaves()), grads):
+        assert_close(a, b, EXACT, f"gradient of {name}")
+
+
+@every_case
+def test_writing_without_reading_leaves_the_same_state(case):
+    x = inputs(case, grad=True)
+    _, expected_state = call(scan, x, case)
+    nothing, state = scan(None, x.k, x.v, x.gates, x.state(case.spec), case.spec, x.features)
+    assert nothing is None
+    assert_same_state(state, expected_state, EXACT)
+    w = sum(s.sum() for s in state.weights)
+    v = sum(s.sum() for s in expected_state.weights)
+    for a, b in zip(torch.autograd.grad(w, [x.k, x.v, x.gates.lr]), torch.autograd.grad(v, [x.k, x.v, x.gates.lr])):
+        assert_close(a, b, EXACT, "gradient of a write")
+
+
+@every_kind
+def test_reading_is_the_last_token_of_a_scan_and_writes_nothing(case):
+    if case.spec.read == "before":
+        pytest.skip("the last token of a scan has not read its own write")
+    x = inputs(case, length=21)
+    y, state = call(scan, x, case)
+    kept = state.clone()
+    assert_close(read(x.q[:, -1:], state, case.spec, x.features), y[:, -1:], EXACT, "read")
+    assert_same_state(state, kept, 0.0)
+
+
+@every_case
+def test_without_gradients_the_result_is_the_same(case):
+    x = inputs(case, grad=True)
+    y, state = call(scan, x, case)
+    with torch.no_grad():
+        z, other = call(scan, x, case)
+        w, third = call(reference_scan, x, case)
+    assert not z.requires_grad and not w.requires_grad and not other.weights[0].requires_grad
+    assert_close(z, y, 1e-14, "y")
+    assert_same_state(other, state, 1e-14)
+    assert_close(w, y, EXACT, "reference")
+    assert third.position.tolist() == other.position.tolist()
+
+
+@every_kind
+def test_the_input_state_is_left_as_it_was(case):
+    x = inputs(case)
+    _, state = call(scan, x, case)
+    kept = state.clone()
+    call(scan, x, case, state=state)
+    step(*sliced(x, 0, 1), state, case.spec, x.features)
+    assert_same_state(state, kept, 0.0)

@@ -1,0 +1,564 @@
+"""The state of a memory: its file, its copies, its rows, its size.
+
+A test marked `known` describes something that does not hold yet; the mark goes when the bug does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import stat
+import struct
+
+import pytest
+import torch
+from cases import Case, inputs
+from safetensors.torch import load_file, save_file
+
+from helpers import assert_close
+from mnemos.memory import Gates, MemorySpec, MemoryState, reference_scan, scan, step
+
+KINDS = [
+    Case(MemorySpec(4, 4, expansion=2, window=3, chunk_size=8)),
+    Case(MemorySpec(4, 3, structure="linear", chunk_size=4, window=2)),
+    Case(MemorySpec(4, 3, structure="linear", anchor="token", window=3, chunk_size=8)),
+    Case(MemorySpec(4, 4, structure="gated_mlp", expansion=2, chunk_size=8, read="before")),
+    Case(MemorySpec(4, 4, expansion=2, rule="muon", window=3, chunk_size=8, commit_every=4)),
+    Case(MemorySpec(4, 4, expansion=2, features="monomials", momentum=False, chunk_size=8), ("retain",)),
+    Case(MemorySpec(4, 4, structure="test_composed", window=5, chunk_size=4)),
+]
+every_kind = pytest.mark.parametrize("case", KINDS, ids=str)
+SPEC = MemorySpec(4, 4, expansion=2, window=3, chunk_size=8)
+
+
+def known(why: str):
+    return pytest.mark.xfail(strict=True, reason=why)
+
+
+def sliced(x, lo: int, hi: int) -> tuple:
+    return x.q[:, lo:hi], x.k[:, lo:hi], x.v[:, lo:hi], x.gates.map(lambda g: g[:, lo:hi])
+
+
+def after(case: Case, length: int, batch: int = 2, dtype: torch.dtype = torch.float64, seed: int = 0) -> MemoryState:
+    """A state that has read `length` random tokens, without a graph."""
+    case = Case(case.spec, case.gates, dtype)
+    x = inputs(case, batch=batch, length=max(1, length), seed=seed)
+    with torch.no_grad():
+        state = x.state(case.spec)
+        return scan(x.q, x.k, x.v, x.gates, state, case.spec, x.features)[1] if length else state
+
+
+def go_on(case: Case, state: MemoryState, length: int = 13, seed: int = 9):
+    x = inputs(case, batch=state.batch, length=length, seed=seed)
+    return scan(x.q, x.k, x.v, x.gates, state, case.spec, x.features)
+
+
+def assert_identical(a: MemoryState, b: MemoryState) -> None:
+    assert a.spec == b.spec and a.phase == b.phase
+    x, y = a._tensors(), b._tensors()
+    assert x.keys() == y.keys()
+    for name in x:
+        assert x[name].dtype == y[name].dtype, name
+        assert torch.equal(x[name], y[name]), name
+
+
+# Files --------------------------------------------------------------------------------------------------------------
+
+
+@every_kind
+@pytest.mark.parametrize("length", [0, 1, 8, 21])
+def test_save_load_continue_is_identical_to_the_last_bit(case, length, tmp_path):
+    state = after(case, length)
+    state.save(tmp_path / "state.safetensors")
+    loaded = MemoryState.load(tmp_path / "state.safetensors", case.spec)
+    assert_identical(loaded, state)
+    y, final = go_on(case, state)
+    z, other = go_on(case, loaded)
+    assert torch.equal(y, z)
+    assert_identical(final, other)
+    x = inputs(case, batch=2, length=5, seed=4)
+    for t in range(5):
+        token = sliced(x, t, t + 1)
+        y, state = step(*token, state, case.spec, x.features)
+        z, loaded = step(*token, loaded, case.spec, x.features)
+        assert torch.equal(y, z)
+    assert_identical(state, loaded)
+
+
+@every_kind
+def test_a_state_with_rows_at_different_positions_survives_its_file(case, tmp_path):
+    state = MemoryState.stack([after(case, n, batch=1, seed=n) for n in (3, 10, 16)])
+    assert state.phase is None
+    state.save(tmp_path / "a")
+    loaded = MemoryState.load(tmp_path / "a")
+    assert_identical(loaded, state)
+    y, final = go_on(case, state)
+    z, other = go_on(case, loaded)
+    assert torch.equal(y, z)
+    assert_identical(final, other)
+
+
+def test_convolution_tails_and_float32_survive_the_file(tmp_path):
+    state = dataclasses.replace(after(KINDS[0], 5, dtype=torch.float32), conv=torch.randn(2, 3, 24))
+    state.save(tmp_path / "a")
+    loaded = MemoryState.load(tmp_path / "a", SPEC)
+    assert_identical(loaded, state)
+    assert loaded.weights[0].dtype == torch.float32
+
+
+def test_saving_a_state_with_a_graph_saves_its_numbers(tmp_path):
+    x = inputs(KINDS[0], grad=True)
+    _, state = scan(x.q, x.k, x.v, x.gates, x.state(SPEC), SPEC)
+    assert state.weights[0].requires_grad
+    state.save(str(tmp_path / "a"))
+    loaded = MemoryState.load(str(tmp_path / "a"))
+    assert_identical(loaded, state.detach())
+    assert not loaded.weights[0].requires_grad
+
+
+def test_saving_again_replaces_the_file(tmp_path):
+    path = tmp_path / "a"
+    after(KINDS[0], 5).save(path)
+    later = after(KINDS[0], 9)
+    later.save(path)
+    assert_identical(MemoryState.load(path), later)
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def refuses(path, words: str, spec: MemorySpec | None = None) -> None:
+    with pytest.raises(ValueError, match=words) as caught:
+        MemoryState.load(path, spec)
+    message = str(caught.value)
+    assert str(path) in message and "\n" not in message, message
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"window": 4}, {"chunk_size": 16, "read": "before"}, {"momentum": False}, {"expansion": 3.0}, {"key_dim": 5}],
+)
+def test_loading_into_another_spec_names_the_fields_that_differ(changed, tmp_path):
+    after(KINDS[0], 5).save(tmp_path / "a")
+    other = dataclasses.replace(SPEC, **changed)
+    refuses(tmp_path / "a", "belongs to another memory", other)
+    with pytest.raises(ValueError) as caught:
+        MemoryState.load(tmp_path / "a", other)
+    for field in dataclasses.fields(SPEC):
+        named = f"{field.name}={getattr(SPEC, field.name)!r} (here {getattr(other, field.name)!r})" in str(caught.value)
+        assert named == (field.name in changed)
+
+
+def test_a_file_cut_short_anywhere_is_refused(tmp_path):
+    path = tmp_path / "a"
+    after(KINDS[0], 5).save(path)
+    whole = path.read_bytes()
+    for size in (0, 1, 7, 8, 9, 100, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        refuses(path, "not a readable memory state")
+    path.write_bytes(whole + b"x")
+    refuses(path, "not a readable memory state")
+
+
+def test_random_bytes_and_a_corrupt_header_are_refused(tmp_path):
+    path = tmp_path / "a"
+    generator = torch.Generator().manual_seed(0)
+    for size in (1, 8, 64, 5000):
+        path.write_bytes(bytes(torch.randint(0, 256, (size,), generator=generator, dtype=torch.uint8).tolist()))
+        refuses(path, "not a readable memory state")
+    after(KINDS[0], 5).save(path)
+    whole = path.read_bytes()
+    for at in (0, 5, 8, 9, 40):
+        path.write_bytes(whole[:at] + b"\xff" + whole[at + 1 :])
+        refuses(path, "not a readable memory state|broken header")
+    path.write_bytes(struct.pack("<Q", 2**62) + whole[8:])
+    refuses(path, "not a readable memory state")
+
+
+def test_a_folder_is_refused_and_a_missing_file_is_a_missing_file(tmp_path):
+    refuses(tmp_path, "not a readable memory state")
+    with pytest.raises(FileNotFoundError):
+        MemoryState.load(tmp_path / "nothing here")
+    with pytest.raises(FileNotFoundError):
+        after(KINDS[0], 5).save(tmp_path / "no folder" / "a")
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """A saved state taken apart, and a way to write it back changed."""
+    path = tmp_path / "a"
+    after(KINDS[0], 5).save(path)
+    tensors = load_file(path)
+    metadata = {"format": "mnemos.memory-state/1", "spec": SPEC.to_json()}
+
+    def write(changed_tensors: dict | None = None, **changed_metadata):
+        kept = {k: v for k, v in (metadata | changed_metadata).items() if v is not None}
+        save_file(tensors if changed_tensors is None else changed_tensors, path, kept or None)
+        return path
+
+    assert_identical(MemoryState.load(write()), after(KINDS[0], 5))
+    return tensors, write
+
+
+def test_a_safetensors_file_that_is_no_state_is_refused(parts):
+    tensors, write = parts
+    refuses(write(format=None, spec=None), "not a memory state of this version")
+    refuses(write(format=None), "not a memory state of this version")
+    refuses(write(format="mnemos.memory-state/2"), "not a memory state of this version")
+    refuses(write({"model.weight": torch.zeros(3)}, format=None, spec=None), "not a memory state of this version")
+    refuses(write({}), "holds no fast weights")
+    refuses(write({"weights.0": torch.zeros(2)}), "holds no fast weights")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        None,
+        "",
+        "nonsense",
+        "3",
+        "null",
+        "[]",
+        "{}",
+        '{"key_dim": 4}',
+        json.dumps({"key_dim": 4, "value_dim": 4, "wibble": 1}),
+        json.dumps({"key_dim": 4, "value_dim": 0}),
+        json.dumps({"key_dim": "4", "value_dim": 4}),
+        json.dumps({"key_dim": 4, "value_dim": 4, "structure": "of another program"}),
+        json.dumps({"key_dim": 4, "value_dim": 4, "expansion": float("inf")}),
+        json.dumps({"key_dim": 4, "value_dim": 4, "expansion": "x"}),
+        "[" * 100_000,
+    ],
+    ids=lambda header: str(header)[:40],
+)
+def test_a_file_whose_header_holds_no_spec_is_refused(parts, header):
+    _, write = parts
+    refuses(write(spec=header), "broken header")
+
+
+def test_a_missing_extra_or_misshaped_tensor_is_refused_by_name(parts):
+    tensors, write = parts
+    for name in tensors:
+        if name != "weights.0":
+            refuses(write({k: v for k, v in tensors.items() if k != name}), f"does not fit its own header: {name}$")
+            wrong = tensors[name].unsqueeze(0).contiguous()
+            refuses(write(tensors | {name: wrong}), f"does not fit its own header: {name}$")
+    refuses(write({k: v for k, v in tensors.items() if k != "weights.0"}), "holds no fast weights")
+    refuses(write(tensors | {"extra": torch.zeros(1)}), "does not fit its own header: extra$")
+    refuses(write(tensors | {"weights.2": tensors["weights.0"].clone()}), "does not fit its own header: weights.2$")
+    refuses(write(tensors | {"weights.0": tensors["weights.0"][:1].clone()}), "does not fit its own header")
+    refuses(write(tensors | {"conv": torch.zeros(3, 3, 8)}), "conv")
+    refuses(write(tensors | {"conv": torch.zeros(2, 8)}), "conv")
+
+
+def test_number_types_that_do_not_go_together_are_refused(parts):
+    tensors, write = parts
+    refuses(write(tensors | {"momentum.1": tensors["momentum.1"].float()}), "number types")
+    refuses(write(tensors | {"position": tensors["position"].to(torch.int32)}), "number types")
+    refuses(write(tensors | {"position": tensors["position"].double()}), "number types")
+
+
+@known("`load` does not ask whether the one type of all tensors is float32 or float64")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int64])
+def test_a_state_of_narrow_or_whole_numbers_is_refused(parts, dtype):
+    tensors, write = parts
+    refuses(write({k: v if k == "position" else v.to(dtype) for k, v in tensors.items()}), "type|float")
+
+
+@known("`load` believes any position")
+def test_a_negative_position_is_refused(parts):
+    tensors, write = parts
+    refuses(write(tensors | {"position": torch.tensor([-3, -3])}), "position")
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()], ids=["disk full", "interrupt"])
+def test_a_write_that_fails_leaves_no_file_and_an_old_one_intact(failing, error, tmp_path, monkeypatch):
+    def broken(*_):
+        raise error
+
+    old = after(KINDS[0], 5)
+    old.save(tmp_path / "old")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, failing, broken)
+        for name in ("old", "new"):
+            with pytest.raises(type(error)):
+                after(KINDS[0], 9).save(tmp_path / name)
+    assert os.listdir(tmp_path) == ["old"]
+    assert_identical(MemoryState.load(tmp_path / "old"), old)
+
+
+def test_the_file_is_on_disk_before_it_takes_its_name(tmp_path, monkeypatch):
+    order = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: (order.append("fsync"), fsync(file)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (order.append("replace"), replace(a, b)))
+    after(KINDS[0], 5).save(tmp_path / "a")
+    assert order[:2] == ["fsync", "replace"]
+
+
+@known("mkstemp makes the file readable by its owner alone, whatever the umask")
+def test_a_saved_file_has_the_permissions_of_any_new_file(tmp_path):
+    (tmp_path / "plain").write_bytes(b"")
+    after(KINDS[0], 5).save(tmp_path / "a")
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("plain", "a")]
+    assert modes[0] == modes[1]
+
+
+# Copies and rows ----------------------------------------------------------------------------------------------------
+
+
+@every_kind
+@pytest.mark.parametrize("length", [0, 8, 11])
+def test_a_clone_goes_its_own_way(case, length):
+    state = after(case, length)
+    fork = state.clone()
+    assert_identical(fork, state)
+    kept = state.clone()
+    for x in fork._tensors().values():
+        x.add_(1)
+    assert_identical(state, kept)
+    pointers = {x.untyped_storage().data_ptr() for x in fork._tensors().values() if x.numel()}
+    assert not pointers & {x.untyped_storage().data_ptr() for x in state._tensors().values() if x.numel()}
+    left, _ = go_on(case, state, seed=1)
+    again, _ = go_on(case, kept, seed=1)
+    assert torch.equal(left, again)
+
+
+@every_kind
+def test_selected_rows_go_on_as_they_would_have_repeated_and_reordered(case):
+    state = MemoryState.stack([after(case, n, batch=1, seed=n) for n in (5, 8, 13, 16)])
+    order = [2, 0, 2, 3]
+    x = inputs(case, batch=4, length=11, seed=5)
+    y, final = scan(x.q, x.k, x.v, x.gates, state, case.spec, x.features)
+    picked = state.select(order)
+    assert picked.position.tolist() == [13, 5, 13, 16]
+    moved = [t[order] for t in (x.q, x.k, x.v)]
+    z, other = scan(*moved, x.gates.map(lambda g: g[order]), picked, case.spec, x.features)
+    assert_close(z, y[order], 1e-12, "y")
+    expected = final.select(torch.tensor(order))._tensors()
+    for name, tensor in other._tensors().items():
+        assert_close(tensor, expected[name], 1e-12, name)
+
+
+def test_rows_that_do_not_exist_are_refused():
+    state = after(KINDS[0], 5)
+    for rows in ([2], [-1], [0, 5], []):
+        with pytest.raises(ValueError, match="rows must"):
+            state.select(rows)
+
+
+@every_kind
+def test_stacked_states_at_different_positions_go_on_as_each_alone(case):
+    alone = [after(case, n, batch=1, seed=n) for n in (0, 1, 7, 8, 19)]
+    x = inputs(case, batch=5, length=14, seed=3)
+    y, together = scan(x.q, x.k, x.v, x.gates, MemoryState.stack(alone), case.spec, x.features)
+    assert together.position.tolist() == [14, 15, 21, 22, 33]
+    for row, state in enumerate(alone):
+        at = slice(row, row + 1)
+        z, final = scan(x.q[at], x.k[at], x.v[at], x.gates.map(lambda g, at=at: g[at]), state, case.spec, x.features)
+        assert_close(y[at], z, 1e-12, f"y of row {row}")
+        for name, tensor in together.select([row])._tensors().items():
+            assert_close(tensor, final._tensors()[name], 1e-12, f"{name} of row {row}")
+
+
+def test_states_that_do_not_fit_are_not_stacked():
+    state = after(KINDS[0], 5)
+    other_heads = SPEC.initial_state([torch.zeros(2, *shape, dtype=torch.float64) for shape in SPEC.shapes], batch=1)
+    with_conv = dataclasses.replace(state, conv=torch.zeros(2, 3, 8, dtype=torch.float64))
+    for wrong in (after(KINDS[1], 5), other_heads, with_conv, state.to(torch.float32), state.to("meta")):
+        with pytest.raises(ValueError, match=r"^stack: the states"):
+            MemoryState.stack([state, wrong])
+    with pytest.raises(ValueError, match="at least one"):
+        MemoryState.stack([])
+
+
+@every_kind
+def test_detach_cuts_the_gradient_and_keeps_the_numbers(case):
+    x = inputs(case, grad=True)
+    _, state = scan(x.q, x.k, x.v, x.gates, x.state(case.spec), case.spec, x.features)
+    assert state.weights[0].requires_grad
+    cut = state.detach()
+    assert not any(t.requires_grad for t in cut._tensors().values())
+    assert state.weights[0].requires_grad
+    assert_identical(cut, state)
+    later = inputs(case, seed=2, grad=True)
+    y, _ = scan(later.q, later.k, later.v, later.gates, cut, case.spec, x.features)
+    assert torch.autograd.grad(y.sum(), x.k, allow_unused=True)[0] is None
+    y, _ = scan(later.q, later.k, later.v, later.gates, state, case.spec, x.features)
+    assert torch.autograd.grad(y.sum(), x.k)[0].abs().max() > 0
+
+
+def test_a_state_widens_to_float64_and_goes_on_there():
+    case = KINDS[0]
+    narrow = after(case, 11, dtype=torch.float32)
+    wide = narrow.to(torch.float64)
+    assert {t.dtype for t in wide._tensors().values()} == {torch.float64, torch.int64}
+    assert wide.phase == narrow.phase and torch.equal(wide.weights[0], narrow.weights[0].double())
+    y, final = go_on(case, wide)
+    assert y.dtype == torch.float64 and final.weights[0].dtype == torch.float64
+    assert_identical(wide.to(torch.float32), narrow)
+    for dtype in (torch.float16, torch.bfloat16, torch.int64):
+        with pytest.raises(ValueError, match="float32 or float64"):
+            narrow.to(dtype)
+
+
+def test_a_state_moves_between_devices_with_everything_it_holds():
+    state = dataclasses.replace(after(KINDS[0], 11), conv=torch.zeros(2, 3, 8))
+    moved = state.to("meta")
+    assert {t.device.type for t in moved._tensors().values()} == {"meta"}
+    assert moved.nbytes == state.nbytes and moved.phase == state.phase
+    assert {t.device.type for t in state._tensors().values()} == {"cpu"}
+
+
+def test_bfloat16_weights_start_a_float32_state_and_gradients_reach_them():
+    W0 = [torch.randn(3, *shape, dtype=torch.bfloat16).mul_(0.3).requires_grad_() for shape in SPEC.shapes]
+    state = SPEC.initial_state(W0, batch=2)
+    floats = [t for t in state._tensors().values() if t.is_floating_point()]
+    assert {t.dtype for t in floats} == {torch.float32}
+    assert torch.equal(state.weights[0][1], W0[0].float())
+    q, k = torch.randn(2, 2, 20, 3, 4, dtype=torch.bfloat16)
+    gates = Gates(lr=torch.full((2, 20, 3), 0.1, dtype=torch.bfloat16))
+    y, final = scan(q, k, k, gates, state, SPEC)
+    assert y.dtype == torch.bfloat16
+    floats = [t for t in final._tensors().values() if t.is_floating_point()]
+    assert {t.dtype for t in floats} == {torch.float32}
+    y.float().sum().backward()
+    assert all(w.grad is not None and w.grad.dtype == torch.bfloat16 and w.grad.abs().max() > 0 for w in W0)
+
+
+@known("the type of the first matrix decides for all: a float64 matrix after a float32 one is narrowed")
+def test_start_weights_of_mixed_types_start_a_state_of_the_widest():
+    first, second = SPEC.shapes
+    state = SPEC.initial_state([torch.zeros(3, *first), torch.zeros(3, *second, dtype=torch.float64)], batch=2)
+    assert state.weights[1].dtype == torch.float64
+
+
+# Size ---------------------------------------------------------------------------------------------------------------
+
+
+@every_kind
+def test_the_bytes_of_a_state_do_not_depend_on_how_much_it_has_read(case):
+    sizes = {n: after(case, n).nbytes for n in (0, 1, 63, 64, 1000)}
+    assert len(set(sizes.values())) == 1, sizes
+    fresh = after(case, 0)
+    assert after(case, 5, batch=4).nbytes == 2 * fresh.nbytes
+    x = inputs(case, length=1)
+    _, state = step(x.q, x.k, x.v, x.gates, fresh, case.spec, x.features)
+    assert state.nbytes == fresh.nbytes
+    assert MemoryState.stack([state, state]).nbytes == 2 * state.nbytes
+
+
+@every_kind
+def test_the_bytes_of_a_state_are_those_of_its_parts(case):
+    spec, state = case.spec, after(case, 9)
+    matrices = sum(a * b for a, b in spec.shapes) * (3 if spec.momentum else 2)
+    window = (spec.window - 1) * (spec.key_dim + spec.value_dim + 1)
+    assert state.nbytes == 2 * 3 * (matrices + window) * 8 + 2 * 8
+
+
+def storage_bytes(state: MemoryState) -> int:
+    """Bytes that the tensors of a state keep alive."""
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in state._tensors().values()}
+    return sum(storages.values())
+
+
+@every_kind
+@pytest.mark.parametrize(("batch", "heads"), [(2, 3), (1, 1)])
+@pytest.mark.parametrize("length", [1000, 1003])
+def test_a_state_after_a_long_scan_keeps_nothing_of_the_scan_alive(case, length, batch, heads):
+    for grad in (False, True):
+        x = inputs(case, batch=batch, heads=heads, length=length)
+        with torch.set_grad_enabled(grad):
+            y, state = scan(x.q, x.k, x.v, x.gates, x.state(case.spec), case.spec, x.features)
+        assert storage_bytes(state) <= 2.5 * state.nbytes
+        mask = torch.rand(batch, length, generator=torch.Generator().manual_seed(0)) > 0.2
+        _, state = scan(x.q, x.k, x.v, x.gates, state, case.spec, x.features, mask=mask)
+        assert storage_bytes(state) <= 2.5 * state.nbytes
+        for t in range(9):
+            _, state = step(*sliced(x, t, t + 1), state, case.spec, x.features)
+        assert storage_bytes(state) <= 2.5 * state.nbytes
+
+
+@every_kind
+def test_a_state_made_without_gradients_holds_no_graph(case):
+    x = inputs(case, length=100, grad=True)
+    with torch.no_grad():
+        _, state = scan(x.q, x.k, x.v, x.gates, x.state(case.spec), case.spec, x.features)
+        _, state = step(*sliced(x, 0, 1), state, case.spec, x.features)
+    assert all(t.grad_fn is None and not t.requires_grad for t in state._tensors().values())
+
+
+# Phase --------------------------------------------------------------------------------------------------------------
+
+
+@every_kind
+def test_the_phase_is_a_number_while_rows_agree_and_none_when_they_do_not(case):
+    b = case.spec.chunk_size
+    for n in (0, 1, b - 1, b, b + 1, 3 * b + 2):
+        state = after(case, n)
+        assert state.phase == n % b and isinstance(state.phase, int)
+    apart = MemoryState.stack([after(case, 3, batch=1), after(case, b, batch=1), after(case, b + 3, batch=1)])
+    assert apart.phase is None
+    assert apart.select([0, 2]).phase == 3 and apart.select([1, 1]).phase == 0 and apart.select([1, 2]).phase is None
+    assert MemoryState.stack([apart.select([0]), apart.select([2])]).phase == 3
+    assert apart.clone().phase is None and apart.to("meta").phase is None and apart.detach().phase is None
+
+    x = inputs(case, batch=3, length=b)
+    mask = torch.zeros(3, b, dtype=torch.bool)
+    mask[1, :3] = True  # brings row 1 to where the others are
+    _, state = scan(x.q, x.k, x.v, x.gates, apart, case.spec, x.features, mask=mask)
+    assert state.position.tolist() == [3, b + 3, b + 3] and state.phase == 3
+    mask[0, 0] = True
+    _, state = scan(x.q, x.k, x.v, x.gates, apart, case.spec, x.features, mask=mask)
+    assert state.position.tolist() == [4, b + 3, b + 3] and state.phase is None
+
+
+@every_kind
+def test_the_phase_follows_masked_steps(case):
+    state = after(case, 3)
+    x = inputs(case, length=1)
+    token = (x.q, x.k, x.v, x.gates)
+
+    def masked(state: MemoryState, rows: list[bool]) -> MemoryState:
+        return step(*token, state, case.spec, x.features, mask=torch.tensor(rows).unsqueeze(-1))[1]
+
+    assert masked(state, [True, True]).phase == 4 % case.spec.chunk_size
+    assert_identical(masked(state, [False, False]), state)
+    apart = masked(state, [True, False])
+    assert apart.position.tolist() == [4, 3] and apart.phase is None
+    together = masked(apart, [False, True])
+    assert together.position.tolist() == [4, 4]
+    # not `phase == 4 % chunk_size`: see the next test
+    y, final = scan(*token, together, case.spec, x.features)
+    ry, rfinal = reference_scan(*token, together, case.spec, x.features)
+    assert_close(y, ry, 1e-10, "y")
+    assert final.phase == rfinal.phase == 5 % case.spec.chunk_size
+
+
+@known("a masked step that brings rows together leaves phase None, and so do all steps after it")
+def test_the_phase_is_a_number_again_when_a_masked_step_brings_rows_together():
+    case = KINDS[0]
+    x = inputs(case, length=1)
+    state = after(case, 3)
+    for rows in ([True, False], [False, True]):
+        mask = torch.tensor(rows).unsqueeze(-1)
+        _, state = step(x.q, x.k, x.v, x.gates, state, case.spec, x.features, mask=mask)
+    assert state.position.tolist() == [4, 4] and state.phase == 4
+
+
+# Inference mode -----------------------------------------------------------------------------------------------------
+
+
+@every_kind
+@pytest.mark.parametrize("function", [scan, step])
+def test_inference_mode_gives_what_no_grad_gives(case, function, request):
+    if function is step or case.spec.network.chain is None:
+        why = "torch.autograd.grad inside inference mode: element 0 of tensors does not require grad"
+        request.applymarker(known(why))
+    x = inputs(case, length=1 if function is step else 11)
+    with torch.no_grad():
+        y, state = function(x.q, x.k, x.v, x.gates, x.state(case.spec), case.spec, x.features)
+    with torch.inference_mode():
+        z, other = function(x.q, x.k, x.v, x.gates, x.state(case.spec), case.spec, x.features)
+        assert torch.equal(y, z)
+        assert_identical(state, other)
