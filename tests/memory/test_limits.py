@@ -703,6 +703,14 @@ def test_a_token_with_gate_zero_writes_nothing_now_or_later_but_still_decays(spe
     z, V = run(spec, q, other_k, other_v, gates, W0)
     assert torch.equal(y, z) and all(torch.equal(a, b) for a, b in zip(W, V))
 
+    cuts = [0, 18, 19, T]  # a silent token stays silent in the window buffers of the next call
+    state, pieces = spec.initial_state(W0, batch=B), []
+    for lo, hi in itertools.pairwise(cuts):
+        at = slice(lo, hi)
+        y_part, state = scan(q[:, at], k[:, at], v[:, at], gates.map(lambda x, at=at: x[:, at]), state, spec)
+        pieces.append(y_part)
+    assert_close(torch.cat(pieces, 1), y, EXACT, "y in three calls")
+
     alone = gates.map(lambda x: x[:, :1])
     _, once = run(spec, q[:, :1], k[:, :1], v[:, :1], alone, W0)
     for a, b in zip(once, rows(W0)):

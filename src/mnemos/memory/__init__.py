@@ -3,7 +3,9 @@
 Needs torch and safetensors alone. Start with `NeuralMemory`, or with `MemorySpec` and `scan` to program against the engine.
 """
 
+from .config import NeuralMemoryConfig
 from .features import FeatureMap, make_features, register_features
+from .layer import NeuralMemory
 from .newton_schulz import newton_schulz
 from .reference import reference_scan
 from .scan import read, scan
@@ -11,13 +13,17 @@ from .spec import Gates, MemorySpec
 from .state import MemoryState
 from .step import step
 from .structures import Structure, register_structure
+from .trace import Trace
 
 __all__ = [
     "FeatureMap",
     "Gates",
     "MemorySpec",
     "MemoryState",
+    "NeuralMemory",
+    "NeuralMemoryConfig",
     "Structure",
+    "Trace",
     "make_features",
     "newton_schulz",
     "read",

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .chain_engine import Plan, _add_mm, _Anchor, _fuse, _Grads, _keys_at, _keys_at_backward, _mm, _split, plan_of
+from .chain_engine import Grads, Materialised, Plan, fuse, keys_at, keys_at_backward, plan_of, split
+from .dual import Entries, add_mm, mm, weighed, weighed_backward
 from .newton_schulz import orthogonalise, orthogonalise_backward
 from .rules import Coefficients
 from .spec import NS_COEFFICIENTS, MemorySpec
@@ -52,15 +53,15 @@ def run(
         steps=spec.ns_steps,
         coefficients=NS_COEFFICIENTS[spec.ns_coefficients],
     )
-    given = [] if piece.fresh else _fuse(A, chain.groups)
-    fused = _fuse(W, chain.groups)
-    momenta = _fuse(S, chain.groups) if S else [torch.zeros_like(w) for w in fused]
+    given = [] if piece.fresh else fuse(A, chain.groups)
+    fused = fuse(W, chain.groups)
+    momenta = fuse(S, chain.groups) if S else [torch.zeros_like(w) for w in fused]
     query = k.new_zeros(0) if q is None else q
     _, beta, _, n, m = coefficients
     with torch.autocast(k.device.type, enabled=False):
         y, *state = _Muon.apply(plan, query, k, v, beta, n, m, lr[..., -1], *fused, *momenta, *given)
     D = len(fused)
-    return (None if q is None else y), _split(state[:D], chain.groups), _split(state[D:], chain.groups) if S else []
+    return (None if q is None else y), split(state[:D], chain.groups), split(state[D:], chain.groups) if S else []
 
 
 def _stack(plan: MuonPlan, fused: list[Tensor]) -> list[Tensor]:
@@ -88,18 +89,15 @@ def _unstack(plan: MuonPlan, stacks: list[Tensor], like: list[Tensor]) -> list[T
     return fused
 
 
-def _gather_momentum(plan: MuonPlan, n: Tensor, m: Tensor, S: list[Tensor], a: list[Tensor], d: list[Tensor]) -> list[Tensor]:
-    moved = [m[:, None, None] * s for s in S]
-    for s, x, error in zip(moved, a, d):
-        _add_mm(s, (n.unsqueeze(-1) * x).mT, error, plan.chain.low, -1)
-    return moved
+def _gather_momentum(plan: MuonPlan, n: Tensor, m: Tensor, S: list[Tensor], entries: list[Entries]) -> list[Tensor]:
+    return [add_mm(m[:, None, None] * s, *weighed(e, n), plan.chain.low, -1) for s, e in zip(S, entries)]
 
 
 def _read(plan: Plan, q: Tensor, beta: Tensor, W: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
     """Reads of tokens whose weights are beta W. beta: (G, R, 1)."""
     x, z = q, []
     for l, w in enumerate(W):
-        out = _mm(beta * x, w, plan.low)
+        out = mm(beta * x, w, plan.low)
         if l < len(W) - 1:
             z.append(out)
             x = plan.joints[l].value(out)
@@ -110,12 +108,13 @@ def _read_backward(plan: Plan, Dy: Tensor, q: Tensor, beta: Tensor, W, z, DW: li
     """Backward of `_read`: adds to DW, returns Dq and Dbeta (G, R)."""
     Dz, Dbeta = Dy, torch.zeros_like(beta)
     for l in range(len(W) - 1, -1, -1):
-        x = plan.joints[l - 1].value(z[l - 1]) if l else q
-        _add_mm(DW[l], (beta * x).mT, Dz, plan.low)
-        back = _mm(Dz, W[l].mT, plan.low)
+        joint = plan.joints[l - 1](z[l - 1]) if l else None
+        x = joint.u if joint else q
+        add_mm(DW[l], (beta * x).mT, Dz, plan.low)
+        back = mm(Dz, W[l].mT, plan.low)
         Dbeta += (back * x).sum(-1, keepdim=True)
         Dx = beta * back
-        Dz = plan.joints[l - 1].pull(z[l - 1], Dx) if l else Dx
+        Dz = joint.pulled(Dx) if joint else Dx
     return Dz, Dbeta.squeeze(-1)
 
 
@@ -159,8 +158,8 @@ class _Muon(torch.autograd.Function):
                 A = W
             if keep and i % chain.save_every == 0:
                 states += [*W, *S, *A]
-            a, d, z, u = _keys_at(chain, _Anchor(chain, 0, A, A, [], [], []), k[i], v[i], D)
-            moved = _gather_momentum(plan, n[i], m[i], S, a, d)
+            entries, z, u = keys_at(chain, Materialised(A, chain.low), k[i], v[i], D)
+            moved = _gather_momentum(plan, n[i], m[i], S, entries)
             new, grams = _commit(plan, beta[i], lr[i], W, moved)
             zq: list[Tensor] = []
             if chain.reads:
@@ -176,7 +175,7 @@ class _Muon(torch.autograd.Function):
                     zq = [torch.cat([x, y], 1) for x, y in zip(zq, zl)] if span is not None else zl
                 outputs.append(torch.cat(ys, 1) if len(ys) > 1 else ys[0])
             if keep:
-                saved += [*z, *u, d[-1], *zq, *(grams if chain.save_every == 1 else [])]
+                saved += [*z, *u, entries[-1].d, *zq, *(grams if chain.save_every == 1 else [])]
             W, S = new, moved
         if keep:
             ctx.plan, ctx.layers = plan, D
@@ -203,7 +202,7 @@ class _Muon(torch.autograd.Function):
             begin = first // step * 3 * D
             group = _replay(plan, beta, n, m, lr, k, states[begin : begin + 3 * D], saved, ctx.per_tile, first, last, D)
             for i in range(last - 1, first - 1, -1):
-                W, S, A, moved, grams, a, d, z, u, zq = group[i - first]
+                W, S, A, moved, grams, entries, at, u, zq = group[i - first]
                 new = end if i == N - 1 else (group[i + 1 - first][0] if i + 1 < last else following)
                 if DA is None:
                     DA = [torch.zeros_like(x) for x in A]
@@ -219,10 +218,9 @@ class _Muon(torch.autograd.Function):
                     part = _reads_backward(plan, Dy[i], q[i], beta[i], W, new, zq, DW_old, Dbeta[i], D, old=True)
                     if part is not None:
                         Dq[i][:, : part.shape[1]] = part
-                Da, Dd = _momentum_backward(plan, n[i], m[i], S, a, d, DS, Dn[i], Dm[i])
-                anchor = _Anchor(chain, 0, A, A, [], [], [])
-                grads = _Grads([], DA, Da, Dd, beta, beta, beta)
-                Dk[i], Dv[i] = _keys_at_backward(chain, anchor, a, d, z, u, Da, Dd, grads)
+                D_entries = _momentum_backward(plan, n[i], m[i], S, entries, DS, Dn[i], Dm[i])
+                grads = Grads([], [], DA, D_entries, beta, beta, beta)
+                Dk[i], Dv[i] = keys_at_backward(chain, Materialised(A, chain.low), entries, at, u, D_entries, grads)
                 DW = DW_old
                 if chain.fresh and i % chain.period == 0:
                     for w, x in zip(DW, DA):
@@ -245,13 +243,15 @@ def _replay(plan: MuonPlan, beta, n, m, lr, k, state, saved, per_tile: int, firs
         z, u, error = mine[: D - 1], mine[D - 1 : 2 * D - 2], mine[2 * D - 2]
         reads = D - 1 if chain.reads else 0
         zq, grams = mine[2 * D - 1 : 2 * D - 1 + reads], mine[2 * D - 1 + reads :]
-        a = [k[i], *(joint.value(x) for joint, x in zip(chain.joints, z))]
-        d = [*(joint.pull(x, y) for joint, x, y in zip(chain.joints, z, u)), error]
-        moved = _gather_momentum(plan, n[i], m[i], S, a, d)
+        joints = [joint(x) for joint, x in zip(chain.joints, z)]
+        a = [k[i], *(joint.u for joint in joints)]
+        d = [*(joint.pulled(x) for joint, x in zip(joints, u)), error]
+        entries = [Entries(*pair) for pair in zip(a, d)]
+        moved = _gather_momentum(plan, n[i], m[i], S, entries)
         new = W
         if chain.save_every > 1:
             new, grams = _commit(plan, beta[i], lr[i], W, moved)
-        tiles.append((W, S, A, moved, grams, a, d, z, u, zq))
+        tiles.append((W, S, A, moved, grams, entries, joints, u, zq))
         W, S = new, moved
     return tiles
 
@@ -288,14 +288,13 @@ def _commit_backward(plan: MuonPlan, moved, grams, DO, DW, Dlr: Tensor) -> list[
     return _unstack(plan, grads, DW)
 
 
-def _momentum_backward(plan: MuonPlan, n: Tensor, m: Tensor, S, a, d, DS: list[Tensor], Dn: Tensor, Dm: Tensor):
-    """Backward of `_gather_momentum`: DS becomes the gradient of the momentum before the tile; returns Da and Dd."""
-    Da, Dd = [], []
-    for s, x, error, Ds in zip(S, a, d, DS):
-        back = _mm(error, Ds.mT, plan.chain.low).neg_()  # G E d_in
-        Dd.append(_mm(n.unsqueeze(-1) * x, Ds, plan.chain.low).neg_())
-        Da.append(n.unsqueeze(-1) * back)
-        Dn += (back * x).sum(-1)
+def _momentum_backward(plan: MuonPlan, n: Tensor, m: Tensor, S, entries: list[Entries], DS, Dn: Tensor, Dm: Tensor) -> list[Entries]:
+    """Backward of `_gather_momentum`: DS becomes the gradient of the momentum before the tile; returns that of the entries."""
+    result = []
+    for s, e, Ds in zip(S, entries, DS):
+        Da, Dd, of_n = weighed_backward(Ds, e, n, None, plan.chain.low)
+        Dn += of_n
         Dm += (Ds * s).sum((1, 2))
         Ds.mul_(m[:, None, None])
-    return Da, Dd
+        result.append(Entries(Da, Dd))
+    return result
