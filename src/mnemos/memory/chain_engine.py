@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import dual
-from .dual import Entries, Rows, add_mm, mm
+from .dual import End, Entries, Rows, add_mm, mm
 from .joints import JOINTS
 from .rules import Coefficients
 from .spec import MemorySpec
@@ -59,8 +59,9 @@ def run(
     plan = plan_of(spec, piece, q, k, momentum=bool(S))
     given = [] if piece.fresh else fuse(A, groups)
     query = k.new_zeros(0) if q is None else q
+    C, beta, f, n_end, m = coefficients
     with torch.autocast(k.device.type, enabled=False):
-        y, *state = _Chain.apply(plan, query, k, v, *coefficients, *fuse(W, groups), *fuse(S, groups), *given)
+        y, *state = _Chain.apply(plan, query, k, v, -C, beta, f, -n_end, m, *fuse(W, groups), *fuse(S, groups), *given)
     n = len(groups)
     return (None if q is None else y), split(state[:n], groups), split(state[n:], groups)
 
@@ -139,8 +140,8 @@ class Materialised:
 class Implied:
     """The anchor of a later chunk of a tile, in dual form over the entries of the chunks before it."""
 
-    def __init__(self, plan: Plan, j: int, W: Maps, S: Maps, co: list[Tensor], entries: list[Entries]):
-        C, beta, f = co[:3]
+    def __init__(self, plan: Plan, j: int, W: Maps, S: Maps, co: TileCoefficients, entries: list[Entries]):
+        C, beta, f = co.all
         self.W, self.S, self.low = W, S or [None] * len(W), plan.low
         self.seen = j * (C.shape[-1] // plan.subchunks)
         self.row = slice(j * plan.stride, j * plan.stride + 1)
@@ -177,13 +178,35 @@ class Implied:
         return Dx
 
 
+class TileCoefficients(NamedTuple):
+    """Views of one tile's coefficients, shaped for use."""
+
+    reads: Rows
+    end: End
+    all: tuple[Tensor, Tensor, Tensor]  # C, beta, f with all their rows
+
+
+def _read_at(plan: Plan, L: int) -> slice:
+    return slice(0, L) if plan.before else slice(1, L + 1)
+
+
+def _tile_coefficients(plan: Plan, C: Tensor, beta: Tensor, f: Tensor, n: Tensor, m: Tensor) -> list[TileCoefficients]:
+    at = _read_at(plan, C.shape[2] - 1)
+    nothing = [None] * len(C)
+    f_rows = f[:, :, at, None].unbind(0) if plan.momentum else nothing
+    reads = map(Rows, beta[:, :, at, None].unbind(0), f_rows, C[:, :, at].unbind(0))
+    ends = (x.unbind(0) for x in (*(x[..., None, None] for x in (beta[..., -1], f[..., -1], m)), C[:, :, -1, :, None], n.unsqueeze(-1)))
+    whole = zip(C.unbind(0), beta.unbind(0), f.unbind(0))
+    return [TileCoefficients(*tile) for tile in zip(reads, map(End, *ends), whole)]
+
+
 def block(x: Tensor, j: int, J: int) -> Tensor:
     """Entries of sub-chunk j."""
     size = x.shape[1] // J
     return x[:, j * size : (j + 1) * size] if J > 1 else x
 
 
-def write_keys(plan: Plan, k: Tensor, v: Tensor, co: list[Tensor], A: Maps, W: Maps, S: Maps):
+def write_keys(plan: Plan, k: Tensor, v: Tensor, co: TileCoefficients, A: Maps, W: Maps, S: Maps):
     """Entries of every map at the anchors; and what backward needs: pre-activations z, back-propagated u."""
     J, n = plan.subchunks, len(W)
     first = keys_at(plan, Materialised(A, plan.low), block(k, 0, J), block(v, 0, J), n)
@@ -242,15 +265,8 @@ def keys_at_backward(plan: Plan, anchor, entries: list[Entries], at: list, u: Ma
     return down, Dv
 
 
-def _read_rows(plan: Plan, co: list[Tensor]) -> tuple[Rows, slice]:
-    C, beta, f = co[:3]
-    at = slice(0, C.shape[1] - 1) if plan.before else slice(1, C.shape[1])
-    return Rows(beta[:, at, None], f[:, at, None] if plan.momentum else None, C[:, at]), at
-
-
-def _read(plan: Plan, q: Tensor, co: list[Tensor], W: Maps, S: Maps, entries: list[Entries]) -> tuple[Tensor, Maps, list[Tensor]]:
+def _read(plan: Plan, q: Tensor, rows: Rows, W: Maps, S: Maps, entries: list[Entries]) -> tuple[Tensor, Maps, list[Tensor]]:
     """y of every token of the tile; and the pre-activations and what the maps want kept."""
-    rows, _ = _read_rows(plan, co)
     x, z, kept = q, [], []
     for l in range(len(W)):
         out, keep = dual.apply(x, W[l], S[l] if S else None, rows, entries[l], plan.low)
@@ -261,46 +277,36 @@ def _read(plan: Plan, q: Tensor, co: list[Tensor], W: Maps, S: Maps, entries: li
     return out, z, kept
 
 
-def _read_backward(plan: Plan, Dy: Tensor, q: Tensor, co, W: Maps, S: Maps, entries: list[Entries], z: Maps, kept: list[Tensor], grads: Grads) -> Tensor:
-    rows, at = _read_rows(plan, co)
-    Dz, E, kept = Dy, rows.C.shape[-1], list(kept)
+def _read_backward(plan: Plan, Dy: Tensor, q: Tensor, rows: Rows, W: Maps, S: Maps, entries, z, kept, grads: Grads) -> tuple[Tensor, list[Tensor]]:
+    """Returns Dq and the gradients of the rows: of C, beta and, with momentum, f."""
+    Dz, kept, of = Dy, list(kept), []
     for l in range(len(W) - 1, -1, -1):
-        joint = plan.joints[l - 1](z[l - 1]) if l else None
-        x = joint.u if joint else q
+        x = plan.joints[l - 1].value(z[l - 1]) if l else q
         count = 1 if W[l].shape[1] <= W[l].shape[2] else 3 if S else 2
         mine, kept = tuple(kept[len(kept) - count :]), kept[: len(kept) - count]
-        DS = grads.S[l] if S else None
-        Dx, Drows = dual.apply_backward(Dz, x, mine, W[l], S[l] if S else None, rows, entries[l], grads.W[l], DS, grads.entries[l], plan.low)
-        grads.add_rows(Drows, at, E)
-        Dz = joint.pulled(Dx) if joint else Dx
-    return Dz
+        s, Ds = (S[l], grads.S[l]) if S else (None, None)
+        Dx, Drows = dual.apply_backward(Dz, x, mine, W[l], s, rows, entries[l], grads.W[l], Ds, grads.entries[l], plan.low)
+        mine = [Drows.C, Drows.beta] if Drows.f is None else [Drows.C, Drows.beta, Drows.f]
+        of = [x.add_(y) for x, y in zip(of, mine)] if of else mine
+        Dz = plan.joints[l - 1].pull(z[l - 1], Dx) if l else Dx
+    return Dz, of
 
 
-def _advance(plan: Plan, co: list[Tensor], W: Maps, S: Maps, entries: list[Entries]) -> tuple[Maps, Maps]:
+def _advance(plan: Plan, end: End, W: Maps, S: Maps, entries: list[Entries]) -> tuple[Maps, Maps]:
     """The state at the tile's end."""
-    C, beta, f, n, m = co
-    ends = [
-        dual.advance(w, S[l] if S else None, beta[:, -1], f[:, -1], m, C[:, -1], n, entries[l], plan.low) for l, w in enumerate(W)
-    ]
+    ends = [dual.advance(w, S[l] if S else None, end, entries[l], plan.low) for l, w in enumerate(W)]
     return [w for w, _ in ends], [s for _, s in ends if s is not None]
 
 
-def _advance_backward(plan: Plan, DW: Maps, DS: Maps, co, W: Maps, S: Maps, entries: list[Entries], Dco) -> list[Entries]:
-    """Backward of `_advance`: DW and DS become those of the tile's start. Returns the gradients of the entries."""
-    C, beta, f, n, m = co
-    DC, Dbeta, Df, Dn, Dm = Dco
-    result = []
+def _advance_backward(plan: Plan, DW: Maps, DS: Maps, end: End, W: Maps, S: Maps, entries: list[Entries]) -> tuple[list[Entries], list[Tensor]]:
+    """Backward of `_advance`: DW and DS become those of the tile's start. Returns the gradients of the entries and of `end`."""
+    result, of = [], []
     for l, w in enumerate(W):
         s, Ds = (S[l], DS[l]) if S else (None, None)
-        *_, of, D = dual.advance_backward(DW[l], Ds, w, s, beta[:, -1], f[:, -1], m, C[:, -1], n, entries[l], plan.low)
-        Dbeta[:, -1] += of[0]
-        DC[:, -1] += of[3]
-        if S:
-            Df[:, -1] += of[1]
-            Dm += of[2]
-            Dn += of[4]
+        mine, D = dual.advance_backward(DW[l], Ds, w, s, end, entries[l], plan.low)
+        of = [x.add_(y) for x, y in zip(of, mine)] if of else mine
         result.append(D)
-    return result
+    return result, of
 
 
 class _Chain(torch.autograd.Function):
@@ -310,22 +316,21 @@ class _Chain(torch.autograd.Function):
         W, S, A = list(mats[:layers]), list(mats[layers : 2 * layers]) if plan.momentum else [], list(mats[-layers:])
         keep = any(ctx.needs_input_grad)
         outputs, states, saved = [], [], []
-        co = [x.unbind(0) for x in (C, beta, f, n, m)]
+        co = _tile_coefficients(plan, C, beta, f, n, m)
         ks, vs, qs = k.unbind(0), v.unbind(0), q.unbind(0) if plan.reads else ()
         for i in range(len(ks)):
             if plan.fresh and i % plan.period == 0:
                 A = W
             if keep and i % plan.save_every == 0:
                 states += [*W, *S] if plan.period == 1 else [*W, *S, *A]
-            tile = [x[i] for x in co]
-            entries, z, u = write_keys(plan, ks[i], vs[i], tile, A, W, S)
+            entries, z, u = write_keys(plan, ks[i], vs[i], co[i], A, W, S)
             zq, kept = [], []
             if plan.reads:
-                y, zq, kept = _read(plan, qs[i], tile, W, S, entries)
+                y, zq, kept = _read(plan, qs[i], co[i].reads, W, S, entries)
                 outputs.append(y)
             if keep:
                 saved += [*z, *u, entries[-1].d, *zq, *kept]
-            W, S = _advance(plan, tile, W, S, entries)
+            W, S = _advance(plan, co[i].end, W, S, entries)
         if keep:
             given = [] if plan.fresh else A
             ctx.plan = plan
@@ -342,8 +347,9 @@ class _Chain(torch.autograd.Function):
         q, k, v, C, beta, f, n, m, *rest = ctx.saved_tensors
         n_given, n_states, per_tile = ctx.counts
         given, states, saved = rest[:n_given], rest[n_given : n_given + n_states], rest[n_given + n_states :]
-        Dcoefficients = [torch.zeros_like(x) for x in (C, beta, f, n, m)]
-        co, Dco = ([x.unbind(0) for x in xs] for xs in ((C, beta, f, n, m), Dcoefficients))
+        co = _tile_coefficients(plan, C, beta, f, n, m)
+        DC, Dbeta, Df = (torch.zeros_like(x) for x in (C, beta, f))
+        of_rows, of_end = [], []
         ks, vs, qs, Dys = k.unbind(0), v.unbind(0), q.unbind(0), Dy.unbind(0)
         N = len(ks)
         Dq, Dk, Dv = [None] * N, [None] * N, [None] * N
@@ -356,21 +362,41 @@ class _Chain(torch.autograd.Function):
             group = _replay(plan, co, ks, state, saved, per_tile, first, last, given)
             for i in range(last - 1, first - 1, -1):
                 W, S, A, entries, at, u, zq, kept = group.pop()
-                tile, Dtile = [x[i] for x in co], [x[i] for x in Dco]
-                D = _advance_backward(plan, DW, DS, tile, W, S, entries, Dtile)
+                D, of = _advance_backward(plan, DW, DS, co[i].end, W, S, entries)
+                of_end.append(of)
                 if not plan.fresh or plan.period > 1:
                     DA = [torch.zeros_like(x) for x in A] if DA is None else DA
-                grads = Grads(DW, DS, DW if DA is None else DA, D, *Dtile[:3])
+                grads = Grads(DW, DS, DW if DA is None else DA, D, DC[i], Dbeta[i], Df[i])
                 if plan.reads:
-                    Dq[i] = _read_backward(plan, Dys[i], qs[i], tile, W, S, entries, zq, kept, grads)
-                Dk[i], Dv[i] = _write_keys_backward(plan, A, W, S, tile, entries, at, u, grads)
+                    Dq[i], of = _read_backward(plan, Dys[i], qs[i], co[i].reads, W, S, entries, zq, kept, grads)
+                    of_rows.append(of)
+                Dk[i], Dv[i] = _write_keys_backward(plan, A, W, S, co[i], entries, at, u, grads)
                 if plan.fresh and DA is not None and i % plan.period == 0:
                     for w, x in zip(DW, DA):
                         w.add_(x)
                     DA = None
         Dgiven = [] if plan.fresh else DA
         Dq = torch.stack(Dq) if plan.reads else None
-        return (None, Dq, torch.stack(Dk), torch.stack(Dv), *Dcoefficients, *DW, *DS, *Dgiven)
+        Dn, Dm = _collect(plan, of_rows, of_end, DC, Dbeta, Df)
+        return (None, Dq, torch.stack(Dk), torch.stack(Dv), DC, Dbeta, Df, Dn, Dm, *DW, *DS, *Dgiven)
+
+
+def _collect(plan: Plan, of_rows: list, of_end: list, DC: Tensor, Dbeta: Tensor, Df: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Add the coefficient gradients of all tiles, listed last tile first, to DC, Dbeta and Df. Returns Dn and Dm."""
+    if of_rows:
+        rows = [torch.stack(x[::-1]) for x in zip(*of_rows)]
+        at = _read_at(plan, DC.shape[2] - 1)
+        DC[:, :, at] += rows[0]
+        Dbeta[:, :, at] += rows[1].squeeze(-1)
+        if plan.momentum:
+            Df[:, :, at] += rows[2].squeeze(-1)
+    end = [torch.stack(x[::-1]) for x in zip(*of_end)]
+    Dbeta[:, :, -1] += end[0]
+    DC[:, :, -1] += end[1]
+    if not plan.momentum:
+        return None, None
+    Df[:, :, -1] += end[2]
+    return end[4], end[3]
 
 
 def _write_keys_backward(plan: Plan, A: Maps, W: Maps, S: Maps, co, entries, at, u, grads: Grads) -> tuple[Tensor, Tensor]:
@@ -408,5 +434,5 @@ def _replay(plan: Plan, co, ks, state, saved, per_tile: int, first: int, last: i
         at = [[joint.block(j, J) for joint in joints] for j in range(J)] if J > 1 else [joints]
         tiles.append((W, S, A, entries, at, u, zq, kept))
         if i + 1 < last:
-            W, S = _advance(plan, [x[i] for x in co], W, S, entries)
+            W, S = _advance(plan, co[i].end, W, S, entries)
     return tiles

@@ -59,7 +59,7 @@ def run(
     query = k.new_zeros(0) if q is None else q
     _, beta, _, n, m = coefficients
     with torch.autocast(k.device.type, enabled=False):
-        y, *state = _Muon.apply(plan, query, k, v, beta, n, m, lr[..., -1], *fused, *momenta, *given)
+        y, *state = _Muon.apply(plan, query, k, v, beta, -n, m, lr[..., -1], *fused, *momenta, *given)
     D = len(fused)
     return (None if q is None else y), split(state[:D], chain.groups), split(state[D:], chain.groups) if S else []
 
@@ -90,7 +90,7 @@ def _unstack(plan: MuonPlan, stacks: list[Tensor], like: list[Tensor]) -> list[T
 
 
 def _gather_momentum(plan: MuonPlan, n: Tensor, m: Tensor, S: list[Tensor], entries: list[Entries]) -> list[Tensor]:
-    return [add_mm(m[:, None, None] * s, *weighed(e, n), plan.chain.low, -1) for s, e in zip(S, entries)]
+    return [add_mm(m[:, None, None] * s, *weighed(e, n.unsqueeze(-1)), plan.chain.low) for s, e in zip(S, entries)]
 
 
 def _read(plan: Plan, q: Tensor, beta: Tensor, W: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -108,13 +108,12 @@ def _read_backward(plan: Plan, Dy: Tensor, q: Tensor, beta: Tensor, W, z, DW: li
     """Backward of `_read`: adds to DW, returns Dq and Dbeta (G, R)."""
     Dz, Dbeta = Dy, torch.zeros_like(beta)
     for l in range(len(W) - 1, -1, -1):
-        joint = plan.joints[l - 1](z[l - 1]) if l else None
-        x = joint.u if joint else q
+        x = plan.joints[l - 1].value(z[l - 1]) if l else q
         add_mm(DW[l], (beta * x).mT, Dz, plan.low)
         back = mm(Dz, W[l].mT, plan.low)
         Dbeta += (back * x).sum(-1, keepdim=True)
         Dx = beta * back
-        Dz = joint.pulled(Dx) if joint else Dx
+        Dz = plan.joints[l - 1].pull(z[l - 1], Dx) if l else Dx
     return Dz, Dbeta.squeeze(-1)
 
 
@@ -292,7 +291,7 @@ def _momentum_backward(plan: MuonPlan, n: Tensor, m: Tensor, S, entries: list[En
     """Backward of `_gather_momentum`: DS becomes the gradient of the momentum before the tile; returns that of the entries."""
     result = []
     for s, e, Ds in zip(S, entries, DS):
-        Da, Dd, of_n = weighed_backward(Ds, e, n, None, plan.chain.low)
+        Da, Dd, of_n = weighed_backward(Ds, e, n.unsqueeze(-1), None, plan.chain.low)
         Dn += of_n
         Dm += (Ds * s).sum((1, 2))
         Ds.mul_(m[:, None, None])

@@ -1,9 +1,10 @@
 """The algebra of one fast map inside a tile: applied in dual form, moved to the tile's end, and the backward of both.
 
-    x W_t  = beta (x W) + f (x S) - (C * x aᵀ) d              W_t is never built
-    t W_tᵀ = beta (t Wᵀ) + f (t Sᵀ) - (C * t dᵀ) a
-    W_end  = beta W + f S - aᵀ (C d),   S_end = m S - aᵀ (n d)
+    x W_t  = beta (x W) + f (x S) + (C * x aᵀ) d              W_t is never built
+    t W_tᵀ = beta (t Wᵀ) + f (t Sᵀ) + (C * t dᵀ) a
+    W_end  = beta W + f S + aᵀ (C d),   S_end = m S + aᵀ (n d)
 
+C and n carry the minus sign of the descent: they are those of `rules` negated.
 W, S: (G, d_in, d_out), S None without momentum. a, d: (G, E, d_in), (G, E, d_out), the entries. x: (G, R, d_in).
 Row weights multiply whichever side is narrower. Capital D before a name is "gradient with respect to"; gradients of
 W, S, a and d are added in place, the others are returned.
@@ -37,11 +38,11 @@ def mm(a: Tensor, b: Tensor, low: torch.dtype | None) -> Tensor:
     return torch.bmm(a.to(low), b.to(low)).to(a.dtype)
 
 
-def add_mm(into: Tensor, a: Tensor, b: Tensor, low: torch.dtype | None, sign: int = 1) -> Tensor:
-    """into += sign * a @ b, in place."""
+def add_mm(into: Tensor, a: Tensor, b: Tensor, low: torch.dtype | None) -> Tensor:
+    """into += a @ b, in place."""
     if low is None:
-        return into.baddbmm_(a, b, alpha=sign)
-    return into.add_(torch.bmm(a.to(low), b.to(low)), alpha=sign)
+        return into.baddbmm_(a, b)
+    return into.add_(torch.bmm(a.to(low), b.to(low)))
 
 
 def _sum_to(grad: Tensor, like: Tensor) -> Tensor:
@@ -68,7 +69,7 @@ def apply(x: Tensor, W: Tensor, S: Tensor | None, rows: Rows, entries: Entries, 
             Y = mm(x, S, low)
             z.addcmul_(rows.f, Y)
             kept = (*kept, Y)
-    return add_mm(z, rows.C * P, entries.d, low, -1), kept
+    return add_mm(z, rows.C * P, entries.d, low), kept
 
 
 def apply_backward(
@@ -97,10 +98,10 @@ def apply_backward(
             add_mm(DS, x.mT, scaled, low)
     M = mm(Dz, entries.d.mT, low)
     Q = rows.C * M
-    add_mm(Dx, Q, entries.a, low, -1)
-    add_mm(D.a, Q.mT, x, low, -1)
-    add_mm(D.d, (rows.C * P).mT, Dz, low, -1)
-    return Dx, Rows(Dbeta, Df, _sum_to(M.mul_(P).neg_(), rows.C))
+    add_mm(Dx, Q, entries.a, low)
+    add_mm(D.a, Q.mT, x, low)
+    add_mm(D.d, (rows.C * P).mT, Dz, low)
+    return Dx, Rows(Dbeta, Df, _sum_to(M.mul_(P), rows.C))
 
 
 def transposed(entries: Entries) -> Entries:
@@ -108,54 +109,59 @@ def transposed(entries: Entries) -> Entries:
     return Entries(entries.d, entries.a)
 
 
-def advance(W: Tensor, S: Tensor | None, beta: Tensor, f: Tensor, m: Tensor, C: Tensor, n: Tensor, entries: Entries, low) -> tuple[Tensor, Tensor | None]:
-    """W and S at the tile's end. beta, f, m: (G,); C, n: (G, E)."""
-    new = W * beta[:, None, None]
+class End(NamedTuple):
+    """Coefficients of the tile's last token, shaped to multiply weights (G, 1, 1) and entries (G, E, 1)."""
+
+    beta: Tensor
+    f: Tensor
+    m: Tensor
+    C: Tensor
+    n: Tensor
+
+
+def advance(W: Tensor, S: Tensor | None, end: End, entries: Entries, low) -> tuple[Tensor, Tensor | None]:
+    """W and S at the tile's end."""
+    new = W * end.beta
     if S is not None:
-        new.addcmul_(S, f[:, None, None])
-        S = add_mm(S * m[:, None, None], *weighed(entries, n), low, -1)
-    return add_mm(new, *weighed(entries, C), low, -1), S
+        new.addcmul_(S, end.f)
+        S = add_mm(S * end.m, *weighed(entries, end.n), low)
+    return add_mm(new, *weighed(entries, end.C), low), S
 
 
 def weighed(entries: Entries, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """aᵀ and d with the weight of each entry on the narrower of the two."""
+    """aᵀ and d with the weight of each entry (G, E, 1) on the narrower of the two."""
     a, d = entries
-    if a.shape[2] <= d.shape[2]:
-        return (weight.unsqueeze(-1) * a).mT, d
-    return a.mT, weight.unsqueeze(-1) * d
+    return ((weight * a).mT, d) if a.shape[2] <= d.shape[2] else (a.mT, weight * d)
 
 
 def advance_backward(
-    DW: Tensor, DS: Tensor | None, W: Tensor, S: Tensor | None, beta: Tensor, f: Tensor, m: Tensor, C: Tensor, n: Tensor, entries: Entries, low
-) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor | None, Tensor | None, Tensor, Tensor | None], Entries]:
-    """Backward of `advance`. DW and DS become those of the tile's start, in place (they may be new tensors: use the result).
+    DW: Tensor, DS: Tensor | None, W: Tensor, S: Tensor | None, end: End, entries: Entries, low
+) -> tuple[list[Tensor], Entries]:
+    """Backward of `advance`: DW and DS become those of the tile's start, in place.
 
-    Returns (DW, DS), the gradients of (beta, f, m, C, n), and those of the entries.
+    Returns the gradients of beta, C, f, m, n, (G,) or (G, E) each (the last three with momentum alone), and of the entries.
     """
-    Da, Dd, DC = weighed_backward(DW, entries, C, None, low)
-    Dbeta, Df, Dm, Dn = (DW * W).sum((1, 2)), None, None, None
+    Da, Dd, DC = weighed_backward(DW, entries, end.C, None, low)
+    grads = [(DW * W).sum((1, 2)), DC]
     if S is not None and DS is not None:
-        Da, Dd, Dn = weighed_backward(DS, entries, n, (Da, Dd), low)
-        Df, Dm = (DW * S).sum((1, 2)), (DS * S).sum((1, 2))
-        DS.mul_(m[:, None, None]).addcmul_(DW, f[:, None, None])
-    DW.mul_(beta[:, None, None])
-    return DW, DS, (Dbeta, Df, Dm, DC, Dn), Entries(Da, Dd)
+        Da, Dd, Dn = weighed_backward(DS, entries, end.n, (Da, Dd), low)
+        grads += [(DW * S).sum((1, 2)), (DS * S).sum((1, 2)), Dn]
+        DS.mul_(end.m).addcmul_(DW, end.f)
+    DW.mul_(end.beta)
+    return grads, Entries(Da, Dd)
 
 
 def weighed_backward(DW: Tensor, entries: Entries, weight: Tensor, into: tuple[Tensor, Tensor] | None, low):
-    """Backward of -aᵀ diag(weight) d: gradients of a and d (added to `into`), and of the weight."""
+    """Backward of aᵀ diag(weight) d: gradients of a and d (added to `into`), and of the weight (G, E)."""
     a, d = entries
-    w = weight.unsqueeze(-1)
     if a.shape[2] <= d.shape[2]:
-        raw, scaled, other = mm(d, DW.mT, low), w * a, DW
-        Dw, narrow = (raw * a).sum(-1).neg_(), raw.mul_(w).neg_()
-    else:
-        raw, scaled, other = mm(a, DW, low), w * d, DW.mT
-        Dw, narrow = (raw * d).sum(-1).neg_(), raw.mul_(w).neg_()
+        raw = mm(d, DW.mT, low)
+        Dw = (raw * a).sum(-1)
+        if into is None:
+            return raw.mul_(weight), mm(weight * a, DW, low), Dw
+        return into[0].addcmul_(raw, weight), add_mm(into[1], weight * a, DW, low), Dw
+    raw = mm(a, DW, low)
+    Dw = (raw * d).sum(-1)
     if into is None:
-        wide = mm(scaled, other, low).neg_()
-        return (narrow, wide, Dw) if a.shape[2] <= d.shape[2] else (wide, narrow, Dw)
-    Da, Dd = into
-    if a.shape[2] <= d.shape[2]:
-        return Da.add_(narrow), add_mm(Dd, scaled, other, low, -1), Dw
-    return add_mm(Da, scaled, other, low, -1), Dd.add_(narrow), Dw
+        return mm(weight * d, DW.mT, low), raw.mul_(weight), Dw
+    return add_mm(into[0], weight * d, DW.mT, low), into[1].addcmul_(raw, weight), Dw

@@ -17,7 +17,7 @@ gelu_backward = torch.ops.aten.gelu_backward  # (grad, z) -> grad * gelu'(z)
 
 def _gelu_parts(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """GELU (erf form), its first and its second derivative."""
-    cdf = torch.erf(z * math.sqrt(0.5)).mul_(0.5).add_(0.5)
+    cdf = (z * math.sqrt(0.5)).erf_().mul_(0.5).add_(0.5)
     square = z * z
     pdf = (square * -0.5).exp_().mul_(1.0 / math.sqrt(2.0 * math.pi))
     return z * cdf, cdf.addcmul_(z, pdf), pdf.mul_(square.neg_().add_(2.0))

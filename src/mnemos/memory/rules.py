@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 
 
+UNDERFLOW = {torch.float32: 1e-30, torch.float64: 1e-290}
+
+
 class Coefficients(NamedTuple):
     """Rows 0..L of C, beta and f: row t is the state after t tokens of the tile, row 0 its start."""
 
@@ -33,7 +36,8 @@ class _DecayProducts(torch.autograd.Function):
         length = x.shape[-1]
         later = torch.ones(length, length, dtype=torch.bool, device=x.device).tril(-1)  # r > s
         factors = torch.where(later, x.unsqueeze(-1), torch.ones((), dtype=x.dtype, device=x.device))
-        P = factors.cumprod(-2).tril()
+        P = factors.cumprod(-2).tril_()
+        P.masked_fill_(P < UNDERFLOW[P.dtype], 0.0)  # denormal numbers would slow every product that follows
         ctx.save_for_backward(P)
         return P
 
