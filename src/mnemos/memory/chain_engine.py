@@ -9,6 +9,7 @@ Capital D before a name is "gradient with respect to".
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,11 +17,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import dual
-from .dual import End, Entries, Rows, add_mm, mm
+from .dual import End, Entries, Rows
 from .joints import JOINTS
 from .rules import Coefficients
 from .spec import MemorySpec
 from .tiles import Piece
+from .workspace import Workspace
 
 Maps = list[Tensor]
 
@@ -103,6 +105,19 @@ def split(fused: Maps, groups: tuple[tuple[int, ...], ...]) -> Maps:
     return [part for x, group in zip(fused, groups) for part in (x.chunk(len(group), -1) if len(group) > 1 else (x,))]
 
 
+class Store:
+    """Saved tensors of all tiles in a few large blocks, so that small buffers stay few and warm in the cache."""
+
+    def __init__(self):
+        self.stacks: list[Tensor] = []
+
+    def put(self, items: Sequence[Tensor], at: int, count: int) -> None:
+        if not self.stacks:
+            self.stacks = [x.new_empty(count, *x.shape) for x in items]
+        for stack, x in zip(self.stacks, items):
+            stack[at].copy_(x)
+
+
 class Grads:
     """Gradients of one tile while its backward runs: of W, S and the anchor, of the entries, and of C, beta, f."""
 
@@ -119,30 +134,30 @@ class Grads:
 class Materialised:
     """An anchor whose weights are at hand: of a tile with one chunk, or of the first of several."""
 
-    def __init__(self, A: Maps, low):
-        self.A, self.low = A, low
+    def __init__(self, A: Maps, ws: Workspace):
+        self.A, self.ws = A, ws
 
     def apply(self, l: int, x: Tensor) -> Tensor:
-        return mm(x, self.A[l], self.low)
+        return self.ws.mm(x, self.A[l])
 
     def transposed(self, l: int, t: Tensor) -> Tensor:
-        return mm(t, self.A[l].mT, self.low)
+        return self.ws.mm(t, self.A[l].mT)
 
     def apply_backward(self, l: int, Dz: Tensor, x: Tensor, grads: Grads) -> Tensor:
-        add_mm(grads.A[l], x.mT, Dz, self.low)
-        return mm(Dz, self.A[l].mT, self.low)
+        self.ws.add_mm(grads.A[l], x.mT, Dz)
+        return self.ws.mm(Dz, self.A[l].mT)
 
     def transposed_backward(self, l: int, Du: Tensor, t: Tensor, grads: Grads) -> Tensor:
-        add_mm(grads.A[l], Du.mT, t, self.low)
-        return mm(Du, self.A[l], self.low)
+        self.ws.add_mm(grads.A[l], Du.mT, t)
+        return self.ws.mm(Du, self.A[l])
 
 
 class Implied:
     """The anchor of a later chunk of a tile, in dual form over the entries of the chunks before it."""
 
-    def __init__(self, plan: Plan, j: int, W: Maps, S: Maps, co: TileCoefficients, entries: list[Entries]):
+    def __init__(self, plan: Plan, j: int, W: Maps, S: Maps, co: TileCoefficients, entries: list[Entries], ws: Workspace):
         C, beta, f = co.all
-        self.W, self.S, self.low = W, S or [None] * len(W), plan.low
+        self.W, self.S, self.ws = W, S or [None] * len(W), ws
         self.seen = j * (C.shape[-1] // plan.subchunks)
         self.row = slice(j * plan.stride, j * plan.stride + 1)
         self.rows = Rows(beta[:, self.row, None], f[:, self.row, None] if S else None, C[:, self.row, : self.seen])
@@ -152,11 +167,11 @@ class Implied:
         return Entries(entries.a[:, : self.seen], entries.d[:, : self.seen])
 
     def apply(self, l: int, x: Tensor) -> Tensor:
-        return dual.apply(x, self.W[l], self.S[l], self.rows, self.entries[l], self.low)[0]
+        return dual.apply(x, self.W[l], self.S[l], self.rows, self.entries[l], self.ws)[0]
 
     def transposed(self, l: int, t: Tensor) -> Tensor:
         S = self.S[l]
-        return dual.apply(t, self.W[l].mT, None if S is None else S.mT, self.rows, dual.transposed(self.entries[l]), self.low)[0]
+        return dual.apply(t, self.W[l].mT, None if S is None else S.mT, self.rows, dual.transposed(self.entries[l]), self.ws)[0]
 
     def apply_backward(self, l: int, Dz: Tensor, x: Tensor, grads: Grads) -> Tensor:
         return self._backward(Dz, x, grads, l, flip=False)
@@ -170,10 +185,10 @@ class Implied:
         if flip:
             W, DW, entries, D = W.mT, DW.mT, dual.transposed(entries), dual.transposed(D)
             S, DS = None if S is None else S.mT, None if DS is None else DS.mT
-        kept: tuple[Tensor, ...] = (mm(x, entries.a.mT, self.low),)
+        kept: tuple[Tensor, ...] = (self.ws.mm(x, entries.a.mT),)
         if W.shape[1] > W.shape[2]:
-            kept = (*kept, mm(x, W, self.low)) if S is None else (*kept, mm(x, W, self.low), mm(x, S, self.low))
-        Dx, rows = dual.apply_backward(Dz, x, kept, W, S, self.rows, entries, DW, DS, D, self.low)
+            kept = (*kept, self.ws.mm(x, W)) if S is None else (*kept, self.ws.mm(x, W), self.ws.mm(x, S))
+        Dx, rows = dual.apply_backward(Dz, x, kept, W, S, self.rows, entries, DW, DS, D, self.ws)
         grads.add_rows(rows, self.row, self.seen)
         return Dx
 
@@ -206,23 +221,23 @@ def block(x: Tensor, j: int, J: int) -> Tensor:
     return x[:, j * size : (j + 1) * size] if J > 1 else x
 
 
-def write_keys(plan: Plan, k: Tensor, v: Tensor, co: TileCoefficients, A: Maps, W: Maps, S: Maps):
+def write_keys(plan: Plan, k: Tensor, v: Tensor, co: TileCoefficients, A: Maps, W: Maps, S: Maps, ws: Workspace):
     """Entries of every map at the anchors; and what backward needs: pre-activations z, back-propagated u."""
     J, n = plan.subchunks, len(W)
-    first = keys_at(plan, Materialised(A, plan.low), block(k, 0, J), block(v, 0, J), n)
+    first = keys_at(plan, Materialised(A, ws), block(k, 0, J), block(v, 0, J), n, ws)
     if J == 1:
         return first
     size, E = k.shape[1] // J, k.shape[1]
 
     def whole(part: Tensor) -> Tensor:
-        x = part.new_empty(part.shape[0], E, part.shape[2])
+        x = ws.buffer(part.shape[0], E, part.shape[2]) if ws.reuse else part.new_empty(part.shape[0], E, part.shape[2])
         x[:, :size] = part
         return x
 
     entries = [Entries(k if l == 0 else whole(e.a), whole(e.d)) for l, e in enumerate(first[0])]
     z, u = ([whole(x) for x in xs] for xs in first[1:])
     for j in range(1, J):
-        part, z_part, u_part = keys_at(plan, Implied(plan, j, W, S, co, entries), block(k, j, J), block(v, j, J), n)
+        part, z_part, u_part = keys_at(plan, Implied(plan, j, W, S, co, entries, ws), block(k, j, J), block(v, j, J), n, ws)
         for l in range(n):
             block(entries[l].d, j, J).copy_(part[l].d)
             if l:
@@ -232,17 +247,17 @@ def write_keys(plan: Plan, k: Tensor, v: Tensor, co: TileCoefficients, A: Maps, 
     return entries, z, u
 
 
-def keys_at(plan: Plan, anchor: Materialised | Implied, k: Tensor, v: Tensor, n: int) -> tuple[list[Entries], Maps, Maps]:
+def keys_at(plan: Plan, anchor: Materialised | Implied, k: Tensor, v: Tensor, n: int, ws: Workspace) -> tuple[list[Entries], Maps, Maps]:
     a, z = [k], []
     for l in range(n if plan.l2 else n - 1):
         z.append(anchor.apply(l, a[l]))
         if l < n - 1:
-            a.append(plan.joints[l].value(z[l]))
+            a.append(plan.joints[l].value(z[l], ws))
     d: list[Tensor] = [z.pop().sub_(v) if plan.l2 else -v]
     u: list[Tensor] = []
     for l in range(n - 1, 0, -1):
         u.insert(0, anchor.transposed(l, d[0]))
-        d.insert(0, plan.joints[l - 1].pull(z[l - 1], u[0]))
+        d.insert(0, plan.joints[l - 1].pull(z[l - 1], u[0], ws))
     return [Entries(*pair) for pair in zip(a, d)], z, u
 
 
@@ -265,45 +280,45 @@ def keys_at_backward(plan: Plan, anchor, entries: list[Entries], at: list, u: Ma
     return down, Dv
 
 
-def _read(plan: Plan, q: Tensor, rows: Rows, W: Maps, S: Maps, entries: list[Entries]) -> tuple[Tensor, Maps, list[Tensor]]:
+def _read(plan: Plan, q: Tensor, rows: Rows, W: Maps, S: Maps, entries: list[Entries], ws: Workspace) -> tuple[Tensor, Maps, list[Tensor]]:
     """y of every token of the tile; and the pre-activations and what the maps want kept."""
     x, z, kept = q, [], []
     for l in range(len(W)):
-        out, keep = dual.apply(x, W[l], S[l] if S else None, rows, entries[l], plan.low)
+        out, keep = dual.apply(x, W[l], S[l] if S else None, rows, entries[l], ws)
         kept += keep
         if l < len(W) - 1:
             z.append(out)
-            x = plan.joints[l].value(out)
+            x = plan.joints[l].value(out, ws)
     return out, z, kept
 
 
-def _read_backward(plan: Plan, Dy: Tensor, q: Tensor, rows: Rows, W: Maps, S: Maps, entries, z, kept, grads: Grads) -> tuple[Tensor, list[Tensor]]:
+def _read_backward(plan: Plan, Dy: Tensor, q: Tensor, rows: Rows, W: Maps, S: Maps, entries, z, kept, grads: Grads, ws: Workspace) -> tuple[Tensor, list[Tensor]]:
     """Returns Dq and the gradients of the rows: of C, beta and, with momentum, f."""
     Dz, kept, of = Dy, list(kept), []
     for l in range(len(W) - 1, -1, -1):
-        x = plan.joints[l - 1].value(z[l - 1]) if l else q
+        x = plan.joints[l - 1].value(z[l - 1], ws) if l else q
         count = 1 if W[l].shape[1] <= W[l].shape[2] else 3 if S else 2
         mine, kept = tuple(kept[len(kept) - count :]), kept[: len(kept) - count]
         s, Ds = (S[l], grads.S[l]) if S else (None, None)
-        Dx, Drows = dual.apply_backward(Dz, x, mine, W[l], s, rows, entries[l], grads.W[l], Ds, grads.entries[l], plan.low)
+        Dx, Drows = dual.apply_backward(Dz, x, mine, W[l], s, rows, entries[l], grads.W[l], Ds, grads.entries[l], ws)
         mine = [Drows.C, Drows.beta] if Drows.f is None else [Drows.C, Drows.beta, Drows.f]
         of = [x.add_(y) for x, y in zip(of, mine)] if of else mine
-        Dz = plan.joints[l - 1].pull(z[l - 1], Dx) if l else Dx
+        Dz = plan.joints[l - 1].pull(z[l - 1], Dx, ws) if l else Dx
     return Dz, of
 
 
-def _advance(plan: Plan, end: End, W: Maps, S: Maps, entries: list[Entries]) -> tuple[Maps, Maps]:
+def _advance(end: End, W: Maps, S: Maps, entries: list[Entries], ws: Workspace, into: Workspace) -> tuple[Maps, Maps]:
     """The state at the tile's end."""
-    ends = [dual.advance(w, S[l] if S else None, end, entries[l], plan.low) for l, w in enumerate(W)]
+    ends = [dual.advance(w, S[l] if S else None, end, entries[l], ws, into) for l, w in enumerate(W)]
     return [w for w, _ in ends], [s for _, s in ends if s is not None]
 
 
-def _advance_backward(plan: Plan, DW: Maps, DS: Maps, end: End, W: Maps, S: Maps, entries: list[Entries]) -> tuple[list[Entries], list[Tensor]]:
+def _advance_backward(DW: Maps, DS: Maps, end: End, W: Maps, S: Maps, entries: list[Entries], ws: Workspace) -> tuple[list[Entries], list[Tensor]]:
     """Backward of `_advance`: DW and DS become those of the tile's start. Returns the gradients of the entries and of `end`."""
     result, of = [], []
     for l, w in enumerate(W):
         s, Ds = (S[l], DS[l]) if S else (None, None)
-        mine, D = dual.advance_backward(DW[l], Ds, w, s, end, entries[l], plan.low)
+        mine, D = dual.advance_backward(DW[l], Ds, w, s, end, entries[l], ws)
         of = [x.add_(y) for x, y in zip(of, mine)] if of else mine
         result.append(D)
     return result, of
@@ -315,29 +330,32 @@ class _Chain(torch.autograd.Function):
         layers = len(plan.joints) + 1
         W, S, A = list(mats[:layers]), list(mats[layers : 2 * layers]) if plan.momentum else [], list(mats[-layers:])
         keep = any(ctx.needs_input_grad)
-        outputs, states, saved = [], [], []
+        outputs, states, saved = Store(), Store(), Store()
         co = _tile_coefficients(plan, C, beta, f, n, m)
         ks, vs, qs = k.unbind(0), v.unbind(0), q.unbind(0) if plan.reads else ()
+        ws, turns = Workspace(k, plan.low), (Workspace(k), Workspace(k))  # states live in turn in one and the other
         for i in range(len(ks)):
+            ws.reset()
+            turns[i % 2].reset()
             if plan.fresh and i % plan.period == 0:
-                A = W
+                A = W if plan.period == 1 else [w.clone() for w in W]
             if keep and i % plan.save_every == 0:
-                states += [*W, *S] if plan.period == 1 else [*W, *S, *A]
-            entries, z, u = write_keys(plan, ks[i], vs[i], co[i], A, W, S)
+                states.put([*W, *S] if plan.period == 1 else [*W, *S, *A], i // plan.save_every, -(-len(ks) // plan.save_every))
+            entries, z, u = write_keys(plan, ks[i], vs[i], co[i], A, W, S, ws)
             zq, kept = [], []
             if plan.reads:
-                y, zq, kept = _read(plan, qs[i], co[i].reads, W, S, entries)
-                outputs.append(y)
+                y, zq, kept = _read(plan, qs[i], co[i].reads, W, S, entries, ws)
+                outputs.put([y], i, len(ks))
             if keep:
-                saved += [*z, *u, entries[-1].d, *zq, *kept]
-            W, S = _advance(plan, co[i].end, W, S, entries)
+                saved.put([*z, *u, entries[-1].d, *zq, *kept], i, len(ks))
+            W, S = _advance(co[i].end, W, S, entries, ws, turns[i % 2])
         if keep:
             given = [] if plan.fresh else A
             ctx.plan = plan
-            ctx.counts = (len(given), len(states), len(saved) // len(ks))
-            ctx.save_for_backward(q, k, v, C, beta, f, n, m, *given, *states, *saved)
-        y = torch.stack(outputs) if plan.reads else k.new_zeros(0)
-        return (y, *W, *S)
+            ctx.counts = (len(given), len(states.stacks))
+            ctx.save_for_backward(q, k, v, C, beta, f, n, m, *given, *states.stacks, *saved.stacks)
+        y = outputs.stacks[0] if plan.reads else k.new_zeros(0)
+        return (y, *(x.clone() for x in (*W, *S)))
 
     @staticmethod
     @once_differentiable
@@ -345,52 +363,51 @@ class _Chain(torch.autograd.Function):
         plan = ctx.plan
         layers, J, step = len(plan.joints) + 1, plan.subchunks, plan.save_every
         q, k, v, C, beta, f, n, m, *rest = ctx.saved_tensors
-        n_given, n_states, per_tile = ctx.counts
-        given, states, saved = rest[:n_given], rest[n_given : n_given + n_states], rest[n_given + n_states :]
+        n_given, n_states = ctx.counts
+        given = rest[:n_given]
+        states, saved = (list(zip(*(x.unbind(0) for x in xs))) for xs in (rest[n_given : n_given + n_states], rest[n_given + n_states :]))
         co = _tile_coefficients(plan, C, beta, f, n, m)
         DC, Dbeta, Df = (torch.zeros_like(x) for x in (C, beta, f))
-        of_rows, of_end = [], []
         ks, vs, qs, Dys = k.unbind(0), v.unbind(0), q.unbind(0), Dy.unbind(0)
-        N = len(ks)
-        Dq, Dk, Dv = [None] * N, [None] * N, [None] * N
+        N, ws = len(ks), Workspace(k, plan.low)
+        inputs, of_rows, of_end = Store(), Store(), Store()
         DW, DS = [x.clone() for x in Dend[:layers]], [x.clone() for x in Dend[layers:]]
         DA: Maps | None = None
-        width = layers * ((2 if plan.momentum else 1) + (plan.period > 1))
         for first in range((N - 1) // step * step, -1, -step):
             last = min(first + step, N)
-            state = states[first // step * width :][:width]
-            group = _replay(plan, co, ks, state, saved, per_tile, first, last, given)
+            ws.reset()
+            group = _replay(plan, co, ks, states[first // step], saved, first, last, given, ws)
+            marks = ws.mark()
             for i in range(last - 1, first - 1, -1):
+                ws.reset(marks)
                 W, S, A, entries, at, u, zq, kept = group.pop()
-                D, of = _advance_backward(plan, DW, DS, co[i].end, W, S, entries)
-                of_end.append(of)
+                D, of = _advance_backward(DW, DS, co[i].end, W, S, entries, ws)
+                of_end.put(of, i, N)
                 if not plan.fresh or plan.period > 1:
                     DA = [torch.zeros_like(x) for x in A] if DA is None else DA
                 grads = Grads(DW, DS, DW if DA is None else DA, D, DC[i], Dbeta[i], Df[i])
                 if plan.reads:
-                    Dq[i], of = _read_backward(plan, Dys[i], qs[i], co[i].reads, W, S, entries, zq, kept, grads)
-                    of_rows.append(of)
-                Dk[i], Dv[i] = _write_keys_backward(plan, A, W, S, co[i], entries, at, u, grads)
+                    Dq, of = _read_backward(plan, Dys[i], qs[i], co[i].reads, W, S, entries, zq, kept, grads, ws)
+                    of_rows.put([*of, Dq], i, N)
+                inputs.put(_write_keys_backward(plan, A, W, S, co[i], entries, at, u, grads, ws), i, N)
                 if plan.fresh and DA is not None and i % plan.period == 0:
                     for w, x in zip(DW, DA):
                         w.add_(x)
                     DA = None
         Dgiven = [] if plan.fresh else DA
-        Dq = torch.stack(Dq) if plan.reads else None
-        Dn, Dm = _collect(plan, of_rows, of_end, DC, Dbeta, Df)
-        return (None, Dq, torch.stack(Dk), torch.stack(Dv), DC, Dbeta, Df, Dn, Dm, *DW, *DS, *Dgiven)
+        Dq = of_rows.stacks.pop() if plan.reads else None
+        Dn, Dm = _collect(plan, of_rows.stacks, of_end.stacks, DC, Dbeta, Df)
+        return (None, Dq, *inputs.stacks, DC, Dbeta, Df, Dn, Dm, *DW, *DS, *Dgiven)
 
 
-def _collect(plan: Plan, of_rows: list, of_end: list, DC: Tensor, Dbeta: Tensor, Df: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Add the coefficient gradients of all tiles, listed last tile first, to DC, Dbeta and Df. Returns Dn and Dm."""
-    if of_rows:
-        rows = [torch.stack(x[::-1]) for x in zip(*of_rows)]
+def _collect(plan: Plan, rows: Maps, end: Maps, DC: Tensor, Dbeta: Tensor, Df: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Add the coefficient gradients of all tiles to DC, Dbeta and Df. Returns Dn and Dm."""
+    if rows:
         at = _read_at(plan, DC.shape[2] - 1)
         DC[:, :, at] += rows[0]
         Dbeta[:, :, at] += rows[1].squeeze(-1)
         if plan.momentum:
             Df[:, :, at] += rows[2].squeeze(-1)
-    end = [torch.stack(x[::-1]) for x in zip(*of_end)]
     Dbeta[:, :, -1] += end[0]
     DC[:, :, -1] += end[1]
     if not plan.momentum:
@@ -399,14 +416,14 @@ def _collect(plan: Plan, of_rows: list, of_end: list, DC: Tensor, Dbeta: Tensor,
     return end[4], end[3]
 
 
-def _write_keys_backward(plan: Plan, A: Maps, W: Maps, S: Maps, co, entries, at, u, grads: Grads) -> tuple[Tensor, Tensor]:
+def _write_keys_backward(plan: Plan, A: Maps, W: Maps, S: Maps, co, entries, at, u, grads: Grads, ws: Workspace) -> tuple[Tensor, Tensor]:
     J = plan.subchunks
-    first = Materialised(A, plan.low)
+    first = Materialised(A, ws)
     if J == 1:
         return keys_at_backward(plan, first, entries, at[0], u, grads.entries, grads)
     Dk, Dv = torch.empty_like(entries[0].a), torch.empty_like(entries[-1].d)
     for j in range(J - 1, -1, -1):
-        anchor = Implied(plan, j, W, S, co, entries) if j else first
+        anchor = Implied(plan, j, W, S, co, entries, ws) if j else first
         mine, D = ([Entries(block(e.a, j, J), block(e.d, j, J)) for e in es] for es in (entries, grads.entries))
         parts = keys_at_backward(plan, anchor, mine, at[j], [block(x, j, J) for x in u], D, grads)
         block(Dk, j, J).copy_(parts[0])
@@ -414,7 +431,7 @@ def _write_keys_backward(plan: Plan, A: Maps, W: Maps, S: Maps, co, entries, at,
     return Dk, Dv
 
 
-def _replay(plan: Plan, co, ks, state, saved, per_tile: int, first: int, last: int, given) -> list[tuple]:
+def _replay(plan: Plan, co, ks, state, saved, first: int, last: int, given, ws: Workspace) -> list[tuple]:
     """States, anchors, entries and joints of the tiles first..last-1, from the saved state and pre-activations."""
     n, J = len(plan.joints) + 1, plan.subchunks
     W, S = list(state[:n]), list(state[n : 2 * n]) if plan.momentum else []
@@ -423,16 +440,16 @@ def _replay(plan: Plan, co, ks, state, saved, per_tile: int, first: int, last: i
     for i in range(first, last):
         if plan.fresh and i % plan.period == 0:
             A = W
-        mine = saved[i * per_tile : (i + 1) * per_tile]
+        mine = saved[i]
         z, u, error = mine[: n - 1], mine[n - 1 : 2 * n - 2], mine[2 * n - 2]
         reads = n - 1 if plan.reads else 0
         zq, kept = mine[2 * n - 1 : 2 * n - 1 + reads], mine[2 * n - 1 + reads :]
-        joints = [joint(x) for joint, x in zip(plan.joints, z)]
+        joints = [joint(x, ws) for joint, x in zip(plan.joints, z)]
         a = [ks[i], *(joint.u for joint in joints)]
         d = [*(joint.pulled(x) for joint, x in zip(joints, u)), error]
         entries = [Entries(*pair) for pair in zip(a, d)]
         at = [[joint.block(j, J) for joint in joints] for j in range(J)] if J > 1 else [joints]
         tiles.append((W, S, A, entries, at, u, zq, kept))
         if i + 1 < last:
-            W, S = _advance(plan, co[i].end, W, S, entries)
+            W, S = _advance(co[i].end, W, S, entries, ws, ws)
     return tiles

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .chain_engine import Grads, Materialised, Plan, fuse, keys_at, keys_at_backward, plan_of, split
-from .dual import Entries, add_mm, mm, weighed, weighed_backward
+from .chain_engine import Grads, Materialised, Plan, Store, fuse, keys_at, keys_at_backward, plan_of, split
+from .dual import Entries, weighed, weighed_backward
 from .newton_schulz import orthogonalise, orthogonalise_backward
 from .rules import Coefficients
 from .spec import NS_COEFFICIENTS, MemorySpec
 from .tiles import Piece
+from .workspace import Workspace
 
 TOKENS_PER_STATE = 64  # states are saved at least this many tokens apart
 
@@ -89,31 +90,31 @@ def _unstack(plan: MuonPlan, stacks: list[Tensor], like: list[Tensor]) -> list[T
     return fused
 
 
-def _gather_momentum(plan: MuonPlan, n: Tensor, m: Tensor, S: list[Tensor], entries: list[Entries]) -> list[Tensor]:
-    return [add_mm(m[:, None, None] * s, *weighed(e, n.unsqueeze(-1)), plan.chain.low) for s, e in zip(S, entries)]
+def _gather_momentum(n: Tensor, m: Tensor, S: list[Tensor], entries: list[Entries], ws: Workspace) -> list[Tensor]:
+    return [ws.add_mm(m[:, None, None] * s, *weighed(e, n.unsqueeze(-1), ws)) for s, e in zip(S, entries)]
 
 
-def _read(plan: Plan, q: Tensor, beta: Tensor, W: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+def _read(plan: Plan, q: Tensor, beta: Tensor, W: list[Tensor], ws: Workspace) -> tuple[Tensor, list[Tensor]]:
     """Reads of tokens whose weights are beta W. beta: (G, R, 1)."""
     x, z = q, []
     for l, w in enumerate(W):
-        out = mm(beta * x, w, plan.low)
+        out = ws.mm(ws.mul(beta, x), w)
         if l < len(W) - 1:
             z.append(out)
-            x = plan.joints[l].value(out)
+            x = plan.joints[l].value(out, ws)
     return out, z
 
 
-def _read_backward(plan: Plan, Dy: Tensor, q: Tensor, beta: Tensor, W, z, DW: list[Tensor]) -> tuple[Tensor, Tensor]:
+def _read_backward(plan: Plan, Dy: Tensor, q: Tensor, beta: Tensor, W, z, DW: list[Tensor], ws: Workspace) -> tuple[Tensor, Tensor]:
     """Backward of `_read`: adds to DW, returns Dq and Dbeta (G, R)."""
     Dz, Dbeta = Dy, torch.zeros_like(beta)
     for l in range(len(W) - 1, -1, -1):
-        x = plan.joints[l - 1].value(z[l - 1]) if l else q
-        add_mm(DW[l], (beta * x).mT, Dz, plan.low)
-        back = mm(Dz, W[l].mT, plan.low)
-        Dbeta += (back * x).sum(-1, keepdim=True)
-        Dx = beta * back
-        Dz = plan.joints[l - 1].pull(z[l - 1], Dx) if l else Dx
+        x = plan.joints[l - 1].value(z[l - 1], ws) if l else q
+        ws.add_mm(DW[l], ws.mul(beta, x).mT, Dz)
+        back = ws.mm(Dz, W[l].mT)
+        Dbeta += ws.mul(back, x).sum(-1, keepdim=True)
+        Dx = ws.mul(beta, back)
+        Dz = plan.joints[l - 1].pull(z[l - 1], Dx, ws) if l else Dx
     return Dz, Dbeta.squeeze(-1)
 
 
@@ -151,14 +152,16 @@ class _Muon(torch.autograd.Function):
         D = len(chain.joints) + 1
         W, S, A = list(mats[:D]), list(mats[D : 2 * D]), list(mats[-D:])
         keep = any(ctx.needs_input_grad)
-        outputs, states, saved = [], [], []
-        for i in range(k.shape[0]):
+        outputs, states, saved = Store(), Store(), Store()
+        N, ws = k.shape[0], Workspace(k, chain.low)
+        for i in range(N):
+            ws.reset()
             if chain.fresh and i % chain.period == 0:
                 A = W
             if keep and i % chain.save_every == 0:
-                states += [*W, *S, *A]
-            entries, z, u = keys_at(chain, Materialised(A, chain.low), k[i], v[i], D)
-            moved = _gather_momentum(plan, n[i], m[i], S, entries)
+                states.put([*W, *S, *A], i // chain.save_every, -(-N // chain.save_every))
+            entries, z, u = keys_at(chain, Materialised(A, ws), k[i], v[i], D, ws)
+            moved = _gather_momentum(n[i], m[i], S, entries, ws)
             new, grams = _commit(plan, beta[i], lr[i], W, moved)
             zq: list[Tensor] = []
             if chain.reads:
@@ -166,22 +169,20 @@ class _Muon(torch.autograd.Function):
                 span, last = _read_spans(plan, L)
                 ys = []
                 if span is not None:
-                    y, zq = _read(chain, q[i][:, span], _old_beta(plan, beta[i], span), W)
+                    y, zq = _read(chain, q[i][:, span], _old_beta(plan, beta[i], span), W, ws)
                     ys.append(y)
                 if last:
-                    y, zl = _read(chain, q[i][:, L - 1 :], beta[i][:, :1, None], new)
+                    y, zl = _read(chain, q[i][:, L - 1 :], beta[i][:, :1, None], new, ws)
                     ys.append(y)
                     zq = [torch.cat([x, y], 1) for x, y in zip(zq, zl)] if span is not None else zl
-                outputs.append(torch.cat(ys, 1) if len(ys) > 1 else ys[0])
+                outputs.put([torch.cat(ys, 1) if len(ys) > 1 else ys[0]], i, N)
             if keep:
-                saved += [*z, *u, entries[-1].d, *zq, *(grams if chain.save_every == 1 else [])]
+                saved.put([*z, *u, entries[-1].d, *zq, *(grams if chain.save_every == 1 else [])], i, N)
             W, S = new, moved
         if keep:
             ctx.plan, ctx.layers = plan, D
-            ctx.per_tile = len(saved) // k.shape[0]
-            ctx.states = len(states)
-            ctx.save_for_backward(q, k, v, beta, n, m, lr, *states, *W, *saved)
-        y = torch.stack(outputs) if chain.reads else k.new_zeros(0)
+            ctx.save_for_backward(q, k, v, beta, n, m, lr, *states.stacks, *W, *saved.stacks)
+        y = outputs.stacks[0] if chain.reads else k.new_zeros(0)
         return (y, *W, *S)
 
     @staticmethod
@@ -190,23 +191,26 @@ class _Muon(torch.autograd.Function):
         plan, D = ctx.plan, ctx.layers
         chain = plan.chain
         q, k, v, beta, n, m, lr, *rest = ctx.saved_tensors
-        states, end, saved = rest[: ctx.states], rest[ctx.states : ctx.states + D], rest[ctx.states + D :]
+        states, saved = (list(zip(*(x.unbind(0) for x in xs))) for xs in (rest[: 3 * D], rest[4 * D :]))
+        end = rest[3 * D : 4 * D]
         Dq, Dk, Dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         Dbeta, Dn, Dm, Dlr = (torch.zeros_like(x) for x in (beta, n, m, lr))
         DW, DS = [x.clone() for x in Dend[:D]], [x.clone() for x in Dend[D:]]
         DA: list[Tensor] | None = None
-        N, step = k.shape[0], chain.save_every
+        N, step, ws = k.shape[0], chain.save_every, Workspace(k, chain.low)
         for first in range((N - 1) // step * step, -1, -step):
             last = min(first + step, N)
-            begin = first // step * 3 * D
-            group = _replay(plan, beta, n, m, lr, k, states[begin : begin + 3 * D], saved, ctx.per_tile, first, last, D)
+            ws.reset()
+            group = _replay(plan, beta, n, m, lr, k, states[first // step], saved, first, last, D, ws)
+            marks = ws.mark()
             for i in range(last - 1, first - 1, -1):
+                ws.reset(marks)
                 W, S, A, moved, grams, entries, at, u, zq = group[i - first]
                 new = end if i == N - 1 else (group[i + 1 - first][0] if i + 1 < last else following)
                 if DA is None:
                     DA = [torch.zeros_like(x) for x in A]
                 if chain.reads:
-                    Dq[i] = _reads_backward(plan, Dy[i], q[i], beta[i], W, new, zq, DW, Dbeta[i], D, old=False)
+                    Dq[i] = _reads_backward(plan, Dy[i], q[i], beta[i], W, new, zq, DW, Dbeta[i], old=False, ws=ws)
                 DW_old = [beta[i][:, -1, None, None] * x for x in DW]
                 Dbeta[i][:, -1] += sum((x * w).sum((1, 2)) for x, w in zip(DW, W))
                 if plan.commit:
@@ -214,12 +218,12 @@ class _Muon(torch.autograd.Function):
                     for x, y in zip(DS, _commit_backward(plan, moved, grams, DO, DW, Dlr[i])):
                         x.add_(y)
                 if chain.reads:
-                    part = _reads_backward(plan, Dy[i], q[i], beta[i], W, new, zq, DW_old, Dbeta[i], D, old=True)
+                    part = _reads_backward(plan, Dy[i], q[i], beta[i], W, new, zq, DW_old, Dbeta[i], old=True, ws=ws)
                     if part is not None:
                         Dq[i][:, : part.shape[1]] = part
-                D_entries = _momentum_backward(plan, n[i], m[i], S, entries, DS, Dn[i], Dm[i])
+                D_entries = _momentum_backward(n[i], m[i], S, entries, DS, Dn[i], Dm[i], ws)
                 grads = Grads([], [], DA, D_entries, beta, beta, beta)
-                Dk[i], Dv[i] = keys_at_backward(chain, Materialised(A, chain.low), entries, at, u, D_entries, grads)
+                Dk[i], Dv[i] = keys_at_backward(chain, Materialised(A, ws), entries, at, u, D_entries, grads)
                 DW = DW_old
                 if chain.fresh and i % chain.period == 0:
                     for w, x in zip(DW, DA):
@@ -230,7 +234,7 @@ class _Muon(torch.autograd.Function):
         return (None, Dq if chain.reads else None, Dk, Dv, Dbeta, Dn, Dm, Dlr, *DW, *DS, *Dgiven)
 
 
-def _replay(plan: MuonPlan, beta, n, m, lr, k, state, saved, per_tile: int, first: int, last: int, D: int) -> list[tuple]:
+def _replay(plan: MuonPlan, beta, n, m, lr, k, state, saved, first: int, last: int, D: int, ws: Workspace) -> list[tuple]:
     """States, anchors, momenta and entries of the tiles first..last-1."""
     chain = plan.chain
     W, S, A = list(state[:D]), list(state[D : 2 * D]), list(state[2 * D :])
@@ -238,15 +242,15 @@ def _replay(plan: MuonPlan, beta, n, m, lr, k, state, saved, per_tile: int, firs
     for i in range(first, last):
         if chain.fresh and i % chain.period == 0:
             A = W
-        mine = list(saved[i * per_tile : (i + 1) * per_tile])
+        mine = list(saved[i])
         z, u, error = mine[: D - 1], mine[D - 1 : 2 * D - 2], mine[2 * D - 2]
         reads = D - 1 if chain.reads else 0
         zq, grams = mine[2 * D - 1 : 2 * D - 1 + reads], mine[2 * D - 1 + reads :]
-        joints = [joint(x) for joint, x in zip(chain.joints, z)]
+        joints = [joint(x, ws) for joint, x in zip(chain.joints, z)]
         a = [k[i], *(joint.u for joint in joints)]
         d = [*(joint.pulled(x) for joint, x in zip(joints, u)), error]
         entries = [Entries(*pair) for pair in zip(a, d)]
-        moved = _gather_momentum(plan, n[i], m[i], S, entries)
+        moved = _gather_momentum(n[i], m[i], S, entries, ws)
         new = W
         if chain.save_every > 1:
             new, grams = _commit(plan, beta[i], lr[i], W, moved)
@@ -255,7 +259,7 @@ def _replay(plan: MuonPlan, beta, n, m, lr, k, state, saved, per_tile: int, firs
     return tiles
 
 
-def _reads_backward(plan: MuonPlan, Dy, q, beta, W, new, zq, DW, Dbeta, D: int, old: bool) -> Tensor | None:
+def _reads_backward(plan: MuonPlan, Dy, q, beta, W, new, zq, DW, Dbeta, old: bool, ws: Workspace) -> Tensor | None:
     """Backward of the reads of the new weights (old=False: returns the whole Dq), or of the old ones."""
     L = q.shape[1]
     span, last = _read_spans(plan, L)
@@ -263,13 +267,13 @@ def _reads_backward(plan: MuonPlan, Dy, q, beta, W, new, zq, DW, Dbeta, D: int, 
         Dq = torch.zeros_like(q)
         if last:
             z = [x[:, L - 1 :] for x in zq]
-            Dq[:, L - 1 :], _ = _read_backward(plan.chain, Dy[:, L - 1 :], q[:, L - 1 :], beta[:, :1, None], new, z, DW)
+            Dq[:, L - 1 :], _ = _read_backward(plan.chain, Dy[:, L - 1 :], q[:, L - 1 :], beta[:, :1, None], new, z, DW, ws)
         return Dq
     if span is None:
         return None
     shift = 0 if plan.chain.before else 1
     z = [x[:, span] for x in zq]
-    part, Drows = _read_backward(plan.chain, Dy[:, span], q[:, span], _old_beta(plan, beta, span), W, z, DW)
+    part, Drows = _read_backward(plan.chain, Dy[:, span], q[:, span], _old_beta(plan, beta, span), W, z, DW, ws)
     Dbeta[:, span.start + shift : span.stop + shift] += Drows
     return part
 
@@ -287,13 +291,13 @@ def _commit_backward(plan: MuonPlan, moved, grams, DO, DW, Dlr: Tensor) -> list[
     return _unstack(plan, grads, DW)
 
 
-def _momentum_backward(plan: MuonPlan, n: Tensor, m: Tensor, S, entries: list[Entries], DS, Dn: Tensor, Dm: Tensor) -> list[Entries]:
+def _momentum_backward(n: Tensor, m: Tensor, S, entries: list[Entries], DS, Dn: Tensor, Dm: Tensor, ws: Workspace) -> list[Entries]:
     """Backward of `_gather_momentum`: DS becomes the gradient of the momentum before the tile; returns that of the entries."""
     result = []
     for s, e, Ds in zip(S, entries, DS):
-        Da, Dd, of_n = weighed_backward(Ds, e, n.unsqueeze(-1), None, plan.chain.low)
+        Da, Dd, of_n = weighed_backward(Ds, e, n.unsqueeze(-1), None, ws)
         Dn += of_n
-        Dm += (Ds * s).sum((1, 2))
+        Dm += ws.mul(Ds, s).sum((1, 2))
         Ds.mul_(m[:, None, None])
         result.append(Entries(Da, Dd))
     return result

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
+
+from .workspace import Workspace
 
 
 class Rows(NamedTuple):
@@ -31,76 +32,62 @@ class Entries(NamedTuple):
     d: Tensor  # G E d_out
 
 
-def mm(a: Tensor, b: Tensor, low: torch.dtype | None) -> Tensor:
-    """a @ b, in `low` precision where there is one."""
-    if low is None:
-        return torch.bmm(a, b)
-    return torch.bmm(a.to(low), b.to(low)).to(a.dtype)
-
-
-def add_mm(into: Tensor, a: Tensor, b: Tensor, low: torch.dtype | None) -> Tensor:
-    """into += a @ b, in place."""
-    if low is None:
-        return into.baddbmm_(a, b)
-    return into.add_(torch.bmm(a.to(low), b.to(low)))
-
-
 def _sum_to(grad: Tensor, like: Tensor) -> Tensor:
     """Undo the broadcast of a single row."""
     return grad.sum(1, keepdim=True) if like.shape[1] < grad.shape[1] else grad
 
 
-def _dot(x: Tensor, y: Tensor, like: Tensor) -> Tensor:
-    return _sum_to((x * y).sum(-1, keepdim=True), like)
+def _dot(x: Tensor, y: Tensor, like: Tensor, ws: Workspace) -> Tensor:
+    return _sum_to(ws.mul(x, y).sum(-1, keepdim=True), like)
 
 
-def apply(x: Tensor, W: Tensor, S: Tensor | None, rows: Rows, entries: Entries, low) -> tuple[Tensor, tuple[Tensor, ...]]:
+def apply(x: Tensor, W: Tensor, S: Tensor | None, rows: Rows, entries: Entries, ws: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
     """x W_t, and what its backward wants kept: x aᵀ, and x W and x S where they are the narrow side."""
-    P = mm(x, entries.a.mT, low)
+    P = ws.mm(x, entries.a.mT)
     if W.shape[1] <= W.shape[2]:
-        z = mm(rows.beta * x, W, low)
+        z = ws.mm(ws.mul(rows.beta, x), W)
         if S is not None and rows.f is not None:
-            add_mm(z, rows.f * x, S, low)
+            ws.add_mm(z, ws.mul(rows.f, x), S)
         kept: tuple[Tensor, ...] = (P,)
     else:
-        Y = mm(x, W, low)
-        z, kept = rows.beta * Y, (P, Y)
+        Y = ws.mm(x, W)
+        z, kept = ws.mul(rows.beta, Y), (P, Y)
         if S is not None and rows.f is not None:
-            Y = mm(x, S, low)
+            Y = ws.mm(x, S)
             z.addcmul_(rows.f, Y)
             kept = (*kept, Y)
-    return add_mm(z, rows.C * P, entries.d, low), kept
+    return ws.add_mm(z, ws.mul(rows.C, P), entries.d), kept
 
 
 def apply_backward(
-    Dz: Tensor, x: Tensor, kept: tuple[Tensor, ...], W: Tensor, S: Tensor | None, rows: Rows, entries: Entries, DW: Tensor, DS: Tensor | None, D: Entries, low
+    Dz: Tensor, x: Tensor, kept: tuple[Tensor, ...], W: Tensor, S: Tensor | None, rows: Rows, entries: Entries, DW: Tensor, DS: Tensor | None, D: Entries, ws: Workspace
 ) -> tuple[Tensor, Rows]:
     """Backward of `apply`: returns Dx and the gradients of the rows."""
     P = kept[0]
     Df = None
     if W.shape[1] <= W.shape[2]:
-        back = mm(Dz, W.mT, low)
-        Dbeta, Dx = _dot(back, x, rows.beta), rows.beta * back
-        add_mm(DW, (rows.beta * x).mT, Dz, low)
+        back = ws.mm(Dz, W.mT)
+        Dbeta, Dx = _dot(back, x, rows.beta, ws), ws.mul(rows.beta, back)
+        ws.add_mm(DW, ws.mul(rows.beta, x).mT, Dz)
         if S is not None and DS is not None and rows.f is not None:
-            back = mm(Dz, S.mT, low)
-            Df = _dot(back, x, rows.f)
+            back = ws.mm(Dz, S.mT)
+            Df = _dot(back, x, rows.f, ws)
             Dx.addcmul_(rows.f, back)
-            add_mm(DS, (rows.f * x).mT, Dz, low)
+            ws.add_mm(DS, ws.mul(rows.f, x).mT, Dz)
     else:
-        scaled = rows.beta * Dz
-        Dbeta, Dx = _dot(Dz, kept[1], rows.beta), mm(scaled, W.mT, low)
-        add_mm(DW, x.mT, scaled, low)
+        scaled = ws.mul(rows.beta, Dz)
+        Dbeta, Dx = _dot(Dz, kept[1], rows.beta, ws), ws.mm(scaled, W.mT)
+        ws.add_mm(DW, x.mT, scaled)
         if S is not None and DS is not None and rows.f is not None:
-            scaled = rows.f * Dz
-            Df = _dot(Dz, kept[2], rows.f)
-            add_mm(Dx, scaled, S.mT, low)
-            add_mm(DS, x.mT, scaled, low)
-    M = mm(Dz, entries.d.mT, low)
-    Q = rows.C * M
-    add_mm(Dx, Q, entries.a, low)
-    add_mm(D.a, Q.mT, x, low)
-    add_mm(D.d, (rows.C * P).mT, Dz, low)
+            scaled = ws.mul(rows.f, Dz)
+            Df = _dot(Dz, kept[2], rows.f, ws)
+            ws.add_mm(Dx, scaled, S.mT)
+            ws.add_mm(DS, x.mT, scaled)
+    M = ws.mm(Dz, entries.d.mT)
+    Q = ws.mul(rows.C, M)
+    ws.add_mm(Dx, Q, entries.a)
+    ws.add_mm(D.a, Q.mT, x)
+    ws.add_mm(D.d, ws.mul(rows.C, P).mT, Dz)
     return Dx, Rows(Dbeta, Df, _sum_to(M.mul_(P), rows.C))
 
 
@@ -119,49 +106,49 @@ class End(NamedTuple):
     n: Tensor
 
 
-def advance(W: Tensor, S: Tensor | None, end: End, entries: Entries, low) -> tuple[Tensor, Tensor | None]:
-    """W and S at the tile's end."""
-    new = W * end.beta
+def advance(W: Tensor, S: Tensor | None, end: End, entries: Entries, ws: Workspace, into: Workspace) -> tuple[Tensor, Tensor | None]:
+    """W and S at the tile's end, in buffers of `into`."""
+    new = into.mul(end.beta, W)
     if S is not None:
         new.addcmul_(S, end.f)
-        S = add_mm(S * end.m, *weighed(entries, end.n), low)
-    return add_mm(new, *weighed(entries, end.C), low), S
+        S = ws.add_mm(into.mul(end.m, S), *weighed(entries, end.n, ws))
+    return ws.add_mm(new, *weighed(entries, end.C, ws)), S
 
 
-def weighed(entries: Entries, weight: Tensor) -> tuple[Tensor, Tensor]:
+def weighed(entries: Entries, weight: Tensor, ws: Workspace) -> tuple[Tensor, Tensor]:
     """aᵀ and d with the weight of each entry (G, E, 1) on the narrower of the two."""
     a, d = entries
-    return ((weight * a).mT, d) if a.shape[2] <= d.shape[2] else (a.mT, weight * d)
+    return (ws.mul(weight, a).mT, d) if a.shape[2] <= d.shape[2] else (a.mT, ws.mul(weight, d))
 
 
 def advance_backward(
-    DW: Tensor, DS: Tensor | None, W: Tensor, S: Tensor | None, end: End, entries: Entries, low
+    DW: Tensor, DS: Tensor | None, W: Tensor, S: Tensor | None, end: End, entries: Entries, ws: Workspace
 ) -> tuple[list[Tensor], Entries]:
     """Backward of `advance`: DW and DS become those of the tile's start, in place.
 
     Returns the gradients of beta, C, f, m, n, (G,) or (G, E) each (the last three with momentum alone), and of the entries.
     """
-    Da, Dd, DC = weighed_backward(DW, entries, end.C, None, low)
-    grads = [(DW * W).sum((1, 2)), DC]
+    Da, Dd, DC = weighed_backward(DW, entries, end.C, None, ws)
+    grads = [ws.mul(DW, W).sum((1, 2)), DC]
     if S is not None and DS is not None:
-        Da, Dd, Dn = weighed_backward(DS, entries, end.n, (Da, Dd), low)
-        grads += [(DW * S).sum((1, 2)), (DS * S).sum((1, 2)), Dn]
+        Da, Dd, Dn = weighed_backward(DS, entries, end.n, (Da, Dd), ws)
+        grads += [ws.mul(DW, S).sum((1, 2)), ws.mul(DS, S).sum((1, 2)), Dn]
         DS.mul_(end.m).addcmul_(DW, end.f)
     DW.mul_(end.beta)
     return grads, Entries(Da, Dd)
 
 
-def weighed_backward(DW: Tensor, entries: Entries, weight: Tensor, into: tuple[Tensor, Tensor] | None, low):
+def weighed_backward(DW: Tensor, entries: Entries, weight: Tensor, into: tuple[Tensor, Tensor] | None, ws: Workspace):
     """Backward of aᵀ diag(weight) d: gradients of a and d (added to `into`), and of the weight (G, E)."""
     a, d = entries
     if a.shape[2] <= d.shape[2]:
-        raw = mm(d, DW.mT, low)
-        Dw = (raw * a).sum(-1)
+        raw = ws.mm(d, DW.mT)
+        Dw = ws.mul(raw, a).sum(-1)
         if into is None:
-            return raw.mul_(weight), mm(weight * a, DW, low), Dw
-        return into[0].addcmul_(raw, weight), add_mm(into[1], weight * a, DW, low), Dw
-    raw = mm(a, DW, low)
-    Dw = (raw * d).sum(-1)
+            return raw.mul_(weight), ws.mm(ws.mul(weight, a), DW), Dw
+        return into[0].addcmul_(raw, weight), ws.add_mm(into[1], ws.mul(weight, a), DW), Dw
+    raw = ws.mm(a, DW)
+    Dw = ws.mul(raw, d).sum(-1)
     if into is None:
-        return mm(weight * d, DW.mT, low), raw.mul_(weight), Dw
-    return add_mm(into[0], weight * d, DW.mT, low), into[1].addcmul_(raw, weight), Dw
+        return ws.mm(ws.mul(weight, d), DW.mT), raw.mul_(weight), Dw
+    return ws.add_mm(into[0], ws.mul(weight, d), DW.mT), into[1].addcmul_(raw, weight), Dw

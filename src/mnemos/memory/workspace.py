@@ -1,0 +1,71 @@
+"""Products into buffers that are used again, so that the hot loop neither asks the system for memory nor leaves the cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Workspace:
+    """Buffers by shape, taken one after another and all given back at `reset`.
+
+    `like` gives type and device; `low` is the precision of matmuls under autocast. Under torch.compile, and with `low`,
+    nothing is reused: the compiler plans memory itself.
+    """
+
+    def __init__(self, like: Tensor, low: torch.dtype | None = None):
+        self.like, self.low = like, low
+        self.reuse = low is None and not torch.compiler.is_compiling()
+        self.buffers: dict[tuple[int, ...], list[Tensor]] = {}
+        self.taken: dict[tuple[int, ...], int] = {}
+
+    def mark(self) -> dict[tuple[int, ...], int]:
+        """Where we are, to come back to by `reset`."""
+        return dict(self.taken)
+
+    def reset(self, mark: dict[tuple[int, ...], int] | None = None) -> None:
+        """Every buffer taken since `mark`, or ever, may be used again: what it holds is no longer needed."""
+        self.taken = dict(mark) if mark else {}
+
+    def buffer(self, *shape: int) -> Tensor:
+        mine = self.buffers.setdefault(shape, [])
+        at = self.taken.get(shape, 0)
+        self.taken[shape] = at + 1
+        if at == len(mine):
+            mine.append(self.like.new_empty(shape))
+        return mine[at]
+
+    def mm(self, a: Tensor, b: Tensor) -> Tensor:
+        """a @ b, batched."""
+        if self.reuse:
+            return torch.bmm(a, b, out=self.buffer(a.shape[0], a.shape[1], b.shape[2]))
+        if self.low is None:
+            return torch.bmm(a, b)
+        return torch.bmm(a.to(self.low), b.to(self.low)).to(a.dtype)
+
+    def add_mm(self, into: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """into += a @ b, in place."""
+        if self.low is None:
+            return into.baddbmm_(a, b)
+        return into.add_(torch.bmm(a.to(self.low), b.to(self.low)))
+
+    def mul(self, small: Tensor | float, x: Tensor) -> Tensor:
+        """small * x, where x has the shape of the result."""
+        return torch.mul(x, small, out=self.buffer(*x.shape)) if self.reuse else x * small
+
+    def gelu(self, z: Tensor) -> Tensor:
+        if self.reuse:
+            return torch.ops.aten.gelu.out(z, out=self.buffer(*z.shape))
+        return torch.nn.functional.gelu(z)
+
+    def gelu_backward(self, du: Tensor, z: Tensor) -> Tensor:
+        """du * gelu'(z)."""
+        if self.reuse:
+            return torch.ops.aten.gelu_backward.grad_input(du, z, grad_input=self.buffer(*z.shape))
+        return torch.ops.aten.gelu_backward(du, z)
+
+    def cat(self, x: Tensor, y: Tensor) -> Tensor:
+        """x and y side by side in the last axis."""
+        if self.reuse:
+            return torch.cat([x, y], -1, out=self.buffer(*x.shape[:-1], x.shape[-1] + y.shape[-1]))
+        return torch.cat([x, y], -1)
