@@ -1,7 +1,4 @@
-"""The state of a memory: its file, its copies, its rows, its size.
-
-A test marked `known` describes something that does not hold yet; the mark goes when the bug does.
-"""
+"""The state of a memory: its file, its copies, its rows, its size."""
 
 from __future__ import annotations
 
@@ -30,10 +27,6 @@ KINDS = [
 ]
 every_kind = pytest.mark.parametrize("case", KINDS, ids=str)
 SPEC = MemorySpec(4, 4, expansion=2, window=3, chunk_size=8)
-
-
-def known(why: str):
-    return pytest.mark.xfail(strict=True, reason=why)
 
 
 def sliced(x, lo: int, hi: int) -> tuple:
@@ -257,14 +250,12 @@ def test_number_types_that_do_not_go_together_are_refused(parts):
     refuses(write(tensors | {"position": tensors["position"].double()}), "number types")
 
 
-@known("`load` does not ask whether the one type of all tensors is float32 or float64")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int64])
 def test_a_state_of_narrow_or_whole_numbers_is_refused(parts, dtype):
     tensors, write = parts
     refuses(write({k: v if k == "position" else v.to(dtype) for k, v in tensors.items()}), "type|float")
 
 
-@known("`load` believes any position")
 def test_a_negative_position_is_refused(parts):
     tensors, write = parts
     refuses(write(tensors | {"position": torch.tensor([-3, -3])}), "position")
@@ -296,7 +287,6 @@ def test_the_file_is_on_disk_before_it_takes_its_name(tmp_path, monkeypatch):
     assert order[:2] == ["fsync", "replace"]
 
 
-@known("mkstemp makes the file readable by its owner alone, whatever the umask")
 def test_a_saved_file_has_the_permissions_of_any_new_file(tmp_path):
     (tmp_path / "plain").write_bytes(b"")
     after(KINDS[0], 5).save(tmp_path / "a")
@@ -426,7 +416,6 @@ def test_bfloat16_weights_start_a_float32_state_and_gradients_reach_them():
     assert all(w.grad is not None and w.grad.dtype == torch.bfloat16 and w.grad.abs().max() > 0 for w in W0)
 
 
-@known("the type of the first matrix decides for all: a float64 matrix after a float32 one is narrowed")
 def test_start_weights_of_mixed_types_start_a_state_of_the_widest():
     first, second = SPEC.shapes
     state = SPEC.initial_state([torch.zeros(3, *first), torch.zeros(3, *second, dtype=torch.float64)], batch=2)
@@ -490,19 +479,12 @@ def test_a_state_made_without_gradients_holds_no_graph(case):
 
 @every_kind
 @pytest.mark.parametrize("function", [scan, step])
-def test_a_state_made_of_tensors_that_need_no_gradients_holds_no_graph(case, function, request):
-    if function is step or case.spec.network.chain is None:
-        request.applymarker(
-            known("`_errors_at_anchor` makes leaves that need gradients, and all that follows needs them too")
-        )
+def test_a_state_made_of_tensors_that_need_no_gradients_holds_no_graph(case, function):
     x = inputs(case, length=1 if function is step else 20)
     y, state = function(x.q, x.k, x.v, x.gates, x.state(case.spec), case.spec, x.features)
     assert not y.requires_grad and not any(t.requires_grad for t in state._tensors().values())
 
 
-@known(
-    "autograd.grad inside a checkpointed group replays the group from its start: N ** 1.5 / 2 evaluations for N tiles"
-)
 def test_the_forward_of_a_structure_without_a_chain_evaluates_every_tile_once(monkeypatch):
     case = KINDS[-1]
     forward, calls = type(case.spec.network).forward, []
@@ -560,9 +542,6 @@ def test_the_phase_follows_masked_steps(case):
         assert final.phase == rfinal.phase
 
 
-@known(
-    "a masked step that brings rows together leaves phase None, as do all steps after it, and scans at the token anchor"
-)
 @pytest.mark.parametrize("case", [KINDS[0], KINDS[2]], ids=str)
 def test_the_phase_is_a_number_again_when_a_masked_step_brings_rows_together(case):
     x = inputs(case, length=1)
@@ -578,10 +557,7 @@ def test_the_phase_is_a_number_again_when_a_masked_step_brings_rows_together(cas
 
 @every_kind
 @pytest.mark.parametrize("function", [scan, step])
-def test_inference_mode_gives_what_no_grad_gives(case, function, request):
-    if function is step or case.spec.network.chain is None:
-        why = "torch.autograd.grad inside inference mode: element 0 of tensors does not require grad"
-        request.applymarker(known(why))
+def test_inference_mode_gives_what_no_grad_gives(case, function):
     x = inputs(case, length=1 if function is step else 11)
     with torch.no_grad():
         y, state = function(x.q, x.k, x.v, x.gates, x.state(case.spec), case.spec, x.features)

@@ -12,14 +12,12 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from .errors import Uses, errors_at_anchor
 from .newton_schulz import newton_schulz
-from .objectives import error, loss
+from .objectives import error
 from .rules import Coefficients
 from .spec import NS_COEFFICIENTS, MemorySpec
 from .tiles import Piece
-
-Uses = list[list[tuple[Tensor, Tensor]]]  # for each fast map, the (inputs, errors) of each time the network used it
-
 
 def run(
     spec: MemorySpec,
@@ -67,7 +65,7 @@ def _tile(spec, piece, q, k, v, co, lr, retain, W, S, A):
     if spec.anchor == "token" or (spec.structure == "linear" and piece.subchunks > 1):
         uses: Uses = [[(k, _solve_errors(spec, piece, k, v, co, retain, W[0], S[0] if S else None))]]
     else:
-        uses = _errors_at_anchor(spec, k, v, A)
+        uses = errors_at_anchor(spec, k, v, A)
     if spec.rule == "muon":
         return _muon_tile(spec, piece, q, co, lr, W, S, uses)
     y = None
@@ -116,28 +114,6 @@ def _muon_tile(spec, piece, q, co, lr, W, S, uses):
 
 def _read(spec: MemorySpec, q: Tensor, W: list[Tensor], beta: Tensor) -> Tensor:
     return spec.network.forward(q, lambda i, x: beta * (x @ W[i]))
-
-
-def _errors_at_anchor(spec: MemorySpec, k: Tensor, v: Tensor, A: list[Tensor]) -> Uses:
-    """Inputs and back-propagated errors of every fast map for keys k (G, E, D) at weights A."""
-    tracking = torch.is_grad_enabled()
-    uses: list[list[tuple[Tensor, Tensor]]] = [[] for _ in A]
-
-    def fast(i: int, x: Tensor) -> Tensor:
-        z = x @ A[i]
-        if not z.requires_grad:
-            z.requires_grad_()
-        uses[i].append((x, z))
-        return z
-
-    with torch.enable_grad():
-        output = spec.network.forward(k, fast)
-        total = loss(spec.objective, output, v).sum()
-        pre = [z for use in uses for _, z in use]
-        errors = list(torch.autograd.grad(total, pre, create_graph=tracking, materialize_grads=True))
-    if tracking:
-        return [[(a, errors.pop(0)) for a, _ in use] for use in uses]
-    return [[(a.detach(), errors.pop(0)) for a, _ in use] for use in uses]
 
 
 def _solve_errors(spec, piece, k, v, co, retain, W, S) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import dual
+from .anchors import Grads, Implied, ImpliedAnchors, Materialised, TileCoefficients, block
 from .dual import End, Entries, Rows
 from .joints import JOINTS
 from .rules import Coefficients
@@ -118,89 +119,6 @@ class Store:
             stack[at].copy_(x)
 
 
-class Grads:
-    """Gradients of one tile while its backward runs: of W, S and the anchor, of the entries, and of C, beta, f."""
-
-    def __init__(self, W: Maps, S: Maps, A: Maps, entries: list[Entries], C: Tensor, beta: Tensor, f: Tensor):
-        self.W, self.S, self.A, self.entries, self.C, self.beta, self.f = W, S, A, entries, C, beta, f
-
-    def add_rows(self, rows: Rows, at: slice, seen: int) -> None:
-        self.C[:, at, :seen] += rows.C
-        self.beta[:, at] += rows.beta.squeeze(-1)
-        if rows.f is not None:
-            self.f[:, at] += rows.f.squeeze(-1)
-
-
-class Materialised:
-    """An anchor whose weights are at hand: of a tile with one chunk, or of the first of several."""
-
-    def __init__(self, A: Maps, ws: Workspace):
-        self.A, self.ws = A, ws
-
-    def apply(self, l: int, x: Tensor) -> Tensor:
-        return self.ws.mm(x, self.A[l])
-
-    def transposed(self, l: int, t: Tensor) -> Tensor:
-        return self.ws.mm(t, self.A[l].mT)
-
-    def apply_backward(self, l: int, Dz: Tensor, x: Tensor, grads: Grads) -> Tensor:
-        self.ws.add_mm(grads.A[l], x.mT, Dz)
-        return self.ws.mm(Dz, self.A[l].mT)
-
-    def transposed_backward(self, l: int, Du: Tensor, t: Tensor, grads: Grads) -> Tensor:
-        self.ws.add_mm(grads.A[l], Du.mT, t)
-        return self.ws.mm(Du, self.A[l])
-
-
-class Implied:
-    """The anchor of a later chunk of a tile, in dual form over the entries of the chunks before it."""
-
-    def __init__(self, plan: Plan, j: int, W: Maps, S: Maps, co: TileCoefficients, entries: list[Entries], ws: Workspace):
-        C, beta, f = co.all
-        self.W, self.S, self.ws = W, S or [None] * len(W), ws
-        self.seen = j * (C.shape[-1] // plan.subchunks)
-        self.row = slice(j * plan.stride, j * plan.stride + 1)
-        self.rows = Rows(beta[:, self.row, None], f[:, self.row, None] if S else None, C[:, self.row, : self.seen])
-        self.entries = [self._seen(e) for e in entries]
-
-    def _seen(self, entries: Entries) -> Entries:
-        return Entries(entries.a[:, : self.seen], entries.d[:, : self.seen])
-
-    def apply(self, l: int, x: Tensor) -> Tensor:
-        return dual.apply(x, self.W[l], self.S[l], self.rows, self.entries[l], self.ws)[0]
-
-    def transposed(self, l: int, t: Tensor) -> Tensor:
-        S = self.S[l]
-        return dual.apply(t, self.W[l].mT, None if S is None else S.mT, self.rows, dual.transposed(self.entries[l]), self.ws)[0]
-
-    def apply_backward(self, l: int, Dz: Tensor, x: Tensor, grads: Grads) -> Tensor:
-        return self._backward(Dz, x, grads, l, flip=False)
-
-    def transposed_backward(self, l: int, Du: Tensor, t: Tensor, grads: Grads) -> Tensor:
-        return self._backward(Du, t, grads, l, flip=True)
-
-    def _backward(self, Dz: Tensor, x: Tensor, grads: Grads, l: int, flip: bool) -> Tensor:
-        W, S, DW, DS = self.W[l], self.S[l], grads.W[l], grads.S[l] if grads.S else None
-        entries, D = self.entries[l], self._seen(grads.entries[l])
-        if flip:
-            W, DW, entries, D = W.mT, DW.mT, dual.transposed(entries), dual.transposed(D)
-            S, DS = None if S is None else S.mT, None if DS is None else DS.mT
-        kept: tuple[Tensor, ...] = (self.ws.mm(x, entries.a.mT),)
-        if W.shape[1] > W.shape[2]:
-            kept = (*kept, self.ws.mm(x, W)) if S is None else (*kept, self.ws.mm(x, W), self.ws.mm(x, S))
-        Dx, rows = dual.apply_backward(Dz, x, kept, W, S, self.rows, entries, DW, DS, D, self.ws)
-        grads.add_rows(rows, self.row, self.seen)
-        return Dx
-
-
-class TileCoefficients(NamedTuple):
-    """Views of one tile's coefficients, shaped for use."""
-
-    reads: Rows
-    end: End
-    all: tuple[Tensor, Tensor, Tensor]  # C, beta, f with all their rows
-
-
 def _read_at(plan: Plan, L: int) -> slice:
     return slice(0, L) if plan.before else slice(1, L + 1)
 
@@ -215,12 +133,6 @@ def _tile_coefficients(plan: Plan, C: Tensor, beta: Tensor, f: Tensor, n: Tensor
     return [TileCoefficients(*tile) for tile in zip(reads, map(End, *ends), whole)]
 
 
-def block(x: Tensor, j: int, J: int) -> Tensor:
-    """Entries of sub-chunk j."""
-    size = x.shape[1] // J
-    return x[:, j * size : (j + 1) * size] if J > 1 else x
-
-
 def write_keys(plan: Plan, k: Tensor, v: Tensor, co: TileCoefficients, A: Maps, W: Maps, S: Maps, ws: Workspace):
     """Entries of every map at the anchors; and what backward needs: pre-activations z, back-propagated u."""
     J, n = plan.subchunks, len(W)
@@ -230,14 +142,15 @@ def write_keys(plan: Plan, k: Tensor, v: Tensor, co: TileCoefficients, A: Maps, 
     size, E = k.shape[1] // J, k.shape[1]
 
     def whole(part: Tensor) -> Tensor:
-        x = ws.buffer(part.shape[0], E, part.shape[2]) if ws.reuse else part.new_empty(part.shape[0], E, part.shape[2])
+        x = ws.empty(part.shape[0], E, part.shape[2])
         x[:, :size] = part
         return x
 
     entries = [Entries(k if l == 0 else whole(e.a), whole(e.d)) for l, e in enumerate(first[0])]
     z, u = ([whole(x) for x in xs] for xs in first[1:])
+    tile = ImpliedAnchors(J, plan.stride, W, S, co, entries, ws)
     for j in range(1, J):
-        part, z_part, u_part = keys_at(plan, Implied(plan, j, W, S, co, entries, ws), block(k, j, J), block(v, j, J), n, ws)
+        part, z_part, u_part = keys_at(plan, tile.at(j), block(k, j, J), block(v, j, J), n, ws)
         for l in range(n):
             block(entries[l].d, j, J).copy_(part[l].d)
             if l:
@@ -262,7 +175,10 @@ def keys_at(plan: Plan, anchor: Materialised | Implied, k: Tensor, v: Tensor, n:
 
 
 def keys_at_backward(plan: Plan, anchor, entries: list[Entries], at: list, u: Maps, D: list[Entries], grads: Grads) -> tuple[Tensor, Tensor]:
-    """Backward of `keys_at` from the gradients D of its entries. `at`: the joints at its pre-activations. Returns Dk and Dv."""
+    """Backward of `keys_at` from the gradients D of its entries. `at`: the joints at its pre-activations. Returns Dk and Dv.
+
+    An implied anchor leaves Dk to be settled for all sub-chunks at once, and returns D[0].a as it is.
+    """
     n = len(entries)
     Dz: list[Tensor] = []
     Dd = D[0].d
@@ -418,17 +334,15 @@ def _collect(plan: Plan, rows: Maps, end: Maps, DC: Tensor, Dbeta: Tensor, Df: T
 
 def _write_keys_backward(plan: Plan, A: Maps, W: Maps, S: Maps, co, entries, at, u, grads: Grads, ws: Workspace) -> tuple[Tensor, Tensor]:
     J = plan.subchunks
-    first = Materialised(A, ws)
     if J == 1:
-        return keys_at_backward(plan, first, entries, at[0], u, grads.entries, grads)
-    Dk, Dv = torch.empty_like(entries[0].a), torch.empty_like(entries[-1].d)
+        return keys_at_backward(plan, Materialised(A, ws), entries, at[0], u, grads.entries, grads)
+    tile = ImpliedAnchors(J, plan.stride, W, S, co, entries, ws)
+    Dv = ws.empty(*entries[-1].d.shape)
     for j in range(J - 1, -1, -1):
-        anchor = Implied(plan, j, W, S, co, entries, ws) if j else first
         mine, D = ([Entries(block(e.a, j, J), block(e.d, j, J)) for e in es] for es in (entries, grads.entries))
-        parts = keys_at_backward(plan, anchor, mine, at[j], [block(x, j, J) for x in u], D, grads)
-        block(Dk, j, J).copy_(parts[0])
-        block(Dv, j, J).copy_(parts[1])
-    return Dk, Dv
+        _, Dv_part = keys_at_backward(plan, tile.at(j), mine, at[j], [block(x, j, J) for x in u], D, grads)
+        block(Dv, j, J).copy_(Dv_part)
+    return tile.settle(grads), Dv
 
 
 def _replay(plan: Plan, co, ks, state, saved, first: int, last: int, given, ws: Workspace) -> list[tuple]:

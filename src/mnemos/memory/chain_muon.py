@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .chain_engine import Grads, Materialised, Plan, Store, fuse, keys_at, keys_at_backward, plan_of, split
+from .anchors import Grads, Materialised
+from .chain_engine import Plan, Store, fuse, keys_at, keys_at_backward, plan_of, split
 from .dual import Entries, weighed, weighed_backward
 from .newton_schulz import orthogonalise, orthogonalise_backward
 from .rules import Coefficients

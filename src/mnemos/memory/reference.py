@@ -29,10 +29,12 @@ def reference_scan(
         ends = cu_seqlens.tolist()
         rows = [[(0, t) for t in range(start, stop) if mask is None or bool(mask[0, t])] for start, stop in zip(ends, ends[1:])]
 
-    tracking = torch.is_grad_enabled()
+    sources = [q, k, v, *vars(gates).values(), *state._tensors().values(), *getattr(features, "parameters", list)()]
+    tracking = torch.is_grad_enabled() and any(x.requires_grad for x in sources if x is not None)
     outputs: dict[tuple[int, int], Tensor] = {}
     finals: list[MemoryState] = []
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
+        q, k, v, gates, state = _usable(q), _usable(k), _usable(v), _usable_gates(gates), state._map(_usable)
         for row, tokens in enumerate(rows):
             memory = _Row(state, row, spec, features, k.dtype)
             for b, t in tokens:
@@ -41,9 +43,18 @@ def reference_scan(
             finals.append(memory.state())
         zero = v.new_zeros(v.shape[2:])
         y = torch.stack([torch.stack([outputs.get((b, t), zero) for t in range(T)]) for b in range(B)])
-    final = MemoryState.stack(finals)
-    final.conv = state.conv
+        final = MemoryState.stack(finals)
+        final.conv = state.conv
     return (y, final) if tracking else (y.detach(), final.detach())
+
+
+def _usable(x: Tensor) -> Tensor:
+    """x, or a copy of it where it was made in inference mode, which autograd refuses to save."""
+    return x.clone() if x.is_inference() else x
+
+
+def _usable_gates(gates: Gates) -> Gates:
+    return Gates(**{name: None if x is None else _usable(x) for name, x in vars(gates).items()})  # ty: ignore[invalid-argument-type]
 
 
 class _Row:

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from . import autograd_engine, chain_engine, chain_muon
-from .checks import check_inputs, check_state
+from .checks import check_inputs, check_query
 from .ragged import scan_ragged
 from .rules import gd_coefficients, muon_coefficients, window_matrix
 from .spec import Gates, MemorySpec
-from .state import MemoryState
+from .state import MemoryState, common_phase
 from .tiles import Piece, cut, from_tiles, to_entries, to_tiles
 
 
@@ -57,7 +57,7 @@ def scan(
     room = -phase % spec.chunk_size
     y, W, S, A = run_grid(tokens, room, state.weights, state.momentum, state.anchor, spec)
     T, c = k.shape[1], spec.window
-    new_phase = None if state.phase is None else (state.phase + T) % spec.chunk_size
+    position = state.position + T
     final = dataclasses.replace(
         state,
         weights=W,
@@ -66,8 +66,8 @@ def scan(
         window_key=_tail(tokens.raw_key, c - 1),
         window_value=_tail(tokens.raw_value, c - 1),
         window_gate=_tail(tokens.gate, c - 1),
-        position=state.position + T,
-        phase=new_phase,
+        position=position,
+        phase=common_phase(position, spec) if state.phase is None else (state.phase + T) % spec.chunk_size,
     )
     return (y if y is None else y.to(v.dtype)), final  # ty: ignore[invalid-return-type]
 
@@ -80,9 +80,7 @@ def read(q: Tensor, state: MemoryState, spec: MemorySpec, features: Callable[[Te
     >>> read(torch.randn(2, 5, 1, 4), spec.initial_state([torch.ones(1, 4, 3)], batch=2), spec).shape
     torch.Size([2, 5, 1, 3])
     """
-    if q.dim() != 4 or q.shape[-1] != spec.key_dim:
-        raise ValueError(f"q has shape {tuple(q.shape)}, but (B, T, H, {spec.key_dim}) is expected")
-    check_state(state, spec, q.shape[0], q.shape[2], q.device)
+    check_query(q, state, spec, features)
     wide = q.to(torch.promote_types(q.dtype, state.weights[0].dtype))
     lifted = (wide if features is None else features(wide)).transpose(1, 2)  # B H T F
     y = spec.network.forward(lifted, lambda i, x: x @ state.weights[i]).transpose(1, 2)
@@ -145,13 +143,18 @@ def prepare(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, feature
 
 def fold_lags(gates: Gates, spec: MemorySpec, dtype: torch.dtype) -> Gates:
     """Gates in `dtype`, with `lag` standing for decay^j * lag_j and `gate`, `decay` gone."""
-    lag = None if gates.lag is None else gates.lag.to(dtype)
-    if gates.decay is not None and spec.window > 1:
-        powers = torch.arange(spec.window, device=gates.decay.device)
-        decay = gates.decay.to(dtype).unsqueeze(-1) ** powers  # H c
-        lag = decay.expand(*gates.lr.shape, spec.window) if lag is None else lag * decay
     kept = Gates(lr=gates.lr, momentum=gates.momentum, retain=gates.retain).map(lambda x: x.to(dtype))
-    return dataclasses.replace(kept, lag=lag)
+    return dataclasses.replace(kept, lag=lag_weights(gates, spec, dtype))
+
+
+def lag_weights(gates: Gates, spec: MemorySpec, dtype: torch.dtype) -> Tensor | None:
+    """decay^j * lag_j, the weight of the token j steps back: (B, T, H, c), or None where all are 1."""
+    lag = None if gates.lag is None else gates.lag.to(dtype)
+    if gates.decay is None or spec.window == 1:
+        return lag
+    powers = torch.arange(spec.window, device=gates.decay.device)
+    decay = gates.decay.to(dtype).unsqueeze(-1) ** powers  # H c
+    return decay.expand(*gates.lr.shape, spec.window) if lag is None else lag * decay
 
 
 def run_grid(tokens: Tokens, room: int, W: list[Tensor], S: list[Tensor], A: list[Tensor], spec: MemorySpec):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,16 @@ from .structures import STRUCTURES, Structure
 if TYPE_CHECKING:
     from .state import MemoryState
 
+WIDEST = 2**20  # no dimension, window or chunk is larger: sizes come from files too, and must not exhaust the machine
+LIMITS = {
+    "key_dim": WIDEST,
+    "value_dim": WIDEST,
+    "depth": 64,
+    "degree": 64,
+    "window": WIDEST,
+    "chunk_size": WIDEST,
+    "ns_steps": 64,
+}
 NS_COEFFICIENTS = {"muon": (3.4445, -4.7750, 2.0315), "convergent": (1.875, -1.25, 0.375)}
 
 
@@ -94,18 +106,23 @@ class MemorySpec:
         choose("anchor", ("chunk", "token"))
         choose("read", ("after", "before"))
         choose("ns_coefficients", tuple(NS_COEFFICIENTS))
-        for name in ("key_dim", "value_dim", "depth", "degree", "window", "chunk_size", "ns_steps"):
+        for name, most in LIMITS.items():
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if type(value) is not int or value < 1:
                 raise ValueError(f"{name}={value!r} must be a whole number >= 1")
-        if not self.expansion > 0:
-            raise ValueError(f"expansion={self.expansion!r} must be > 0")
-        if self.feature_dim is not None and (not isinstance(self.feature_dim, int) or self.feature_dim < 1):
-            raise ValueError(f"feature_dim={self.feature_dim!r} must be None or a whole number >= 1")
+            if value > most:
+                raise ValueError(f"{name}={value!r} must be a whole number >= 1 and <= {most}")
+        if type(self.expansion) not in (int, float) or not 0 < self.expansion < math.inf:
+            raise ValueError(f"expansion={self.expansion!r} must be a finite number > 0")
+        if self.feature_dim is not None and (type(self.feature_dim) is not int or not 1 <= self.feature_dim <= WIDEST):
+            raise ValueError(f"feature_dim={self.feature_dim!r} must be None or a whole number >= 1 and <= {WIDEST}")
+        for name in ("momentum", "decay_first"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be True or False")
         if self.commit_every is not None:
             if self.rule != "muon":
                 raise ValueError("commit_every goes with rule='muon' only")
-            if not isinstance(self.commit_every, int) or self.commit_every < 1 or self.chunk_size % self.commit_every:
+            if type(self.commit_every) is not int or self.commit_every < 1 or self.chunk_size % self.commit_every:
                 raise ValueError(f"commit_every={self.commit_every!r} must divide chunk_size={self.chunk_size}")
         if self.anchor == "token" and (self.structure != "linear" or self.rule != "gd"):
             raise ValueError(
@@ -114,6 +131,14 @@ class MemorySpec:
             )
         if self.decay_first and self.anchor != "token":
             raise ValueError("decay_first=True needs anchor='token' (structure='linear', rule='gd')")
+        if self.lifted_dim > WIDEST:
+            raise ValueError(
+                f"features={self.features!r} of degree={self.degree} lift key_dim={self.key_dim} to more than {WIDEST} dimensions"
+            )
+        if self.hidden_dim > WIDEST:
+            raise ValueError(
+                f"expansion={self.expansion!r} of value_dim={self.value_dim} is wider than {WIDEST}, the most a hidden layer may have"
+            )
         self.network.shapes()
 
     @property
@@ -148,11 +173,21 @@ class MemorySpec:
 
     @classmethod
     def from_json(cls, text: str) -> MemorySpec:
-        fields: dict[str, Any] = json.loads(text)
-        unknown = set(fields) - {field.name for field in dataclasses.fields(cls)}
+        """The spec that `to_json` wrote; a ValueError for any other text."""
+        try:
+            given: dict[str, Any] = json.loads(text)
+        except (TypeError, RecursionError) as broken:
+            raise ValueError(f"a MemorySpec in JSON was expected, but the text is none: {broken}") from None
+        if not isinstance(given, dict):
+            raise ValueError(f"a MemorySpec in JSON is an object {{...}}, not {type(given).__name__}")
+        fields = dataclasses.fields(cls)
+        unknown = given.keys() - {field.name for field in fields}
         if unknown:
-            raise ValueError(f"MemorySpec has no field {', '.join(sorted(unknown))}")
-        return cls(**fields)
+            raise ValueError(f"MemorySpec has no field {', '.join(sorted(unknown))[:200]}")
+        missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in given]
+        if missing:
+            raise ValueError(f"a MemorySpec needs {', '.join(missing)}")
+        return cls(**given)
 
     def initial_state(self, W0: list[Tensor], batch: int) -> MemoryState:
         """State before the first token, for `batch` rows. W0: list of (H, d_in, d_out), one per fast map; gradients reach it.
@@ -163,15 +198,25 @@ class MemorySpec:
         """
         from .state import MemoryState
 
-        if batch < 1:
-            raise ValueError(f"batch={batch} must be >= 1")
+        if not isinstance(batch, (int, torch.SymInt)) or isinstance(batch, bool) or batch < 1:
+            raise ValueError(f"batch={batch!r} must be a whole number >= 1")
+        if not isinstance(W0, Iterable) or not all(isinstance(w, Tensor) for w in W0):
+            raise ValueError(f"W0 must be a list of tensors (heads, d_in, d_out), one per fast map: {self.shapes}"[:300])
+        W0 = list(W0)
         if len(W0) != len(self.shapes):
             raise ValueError(f"W0 has {len(W0)} matrices, but structure {self.structure!r} has {len(self.shapes)} fast maps")
-        heads = W0[0].shape[0]
+        heads = W0[0].shape[0] if W0[0].dim() == 3 else "heads"
+        dtype = torch.float32
         for i, (w, shape) in enumerate(zip(W0, self.shapes)):
-            if tuple(w.shape) != (heads, *shape):
-                raise ValueError(f"W0[{i}] has shape {tuple(w.shape)}, but (heads, d_in, d_out) = {(heads, *shape)} is expected")
-        dtype = torch.promote_types(W0[0].dtype, torch.float32)
+            if tuple(w.shape) != (heads, *shape) or heads == 0:
+                raise ValueError(
+                    f"W0[{i}] has shape {tuple(w.shape)}, but (heads, d_in, d_out) = ({heads}, {shape[0]}, {shape[1]}) is expected"
+                )
+            if not w.is_floating_point():
+                raise ValueError(f"W0[{i}] has type {w.dtype}, but must be a floating-point tensor")
+            if w.device != W0[0].device:
+                raise ValueError(f"W0[{i}] is on {w.device}, but W0[0] is on {W0[0].device}")
+            dtype = torch.promote_types(dtype, w.dtype)
         weights = [w.to(dtype).unsqueeze(0).expand(batch, *w.shape) for w in W0]
         c, like = self.window - 1, weights[0]
         empty = like.new_zeros

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import tempfile
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,13 +98,19 @@ class MemoryState:
 
     def select(self, rows: Sequence[int] | Tensor) -> MemoryState:
         """Rows by index, in the order given, repeats allowed (beam search, batching)."""
-        index = torch.as_tensor(rows, dtype=torch.int64, device=self.position.device)
+        try:
+            index = torch.as_tensor(rows, device=self.position.device)
+        except (TypeError, ValueError, RuntimeError):
+            raise ValueError(f"rows must be a list of whole numbers, not {type(rows).__name__} {str(rows)[:40]}") from None
         if index.dim() != 1 or index.numel() == 0:
             raise ValueError("rows must be a non-empty list of row numbers")
-        if index.numel() and (int(index.min()) < 0 or int(index.max()) >= self.batch):
+        if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
+            raise ValueError(f"rows must be whole numbers, not {index.dtype}; for a mask give mask.nonzero().squeeze(-1)")
+        index = index.to(torch.int64)
+        if (int(index.min()) < 0 or int(index.max()) >= self.batch):
             raise ValueError(f"rows must lie in 0..{self.batch - 1}, not {index.tolist()}")
         state = self._map(lambda x: x.index_select(0, index))
-        return dataclasses.replace(state, phase=_phase(state.position, self.spec) if self.phase is None else self.phase)
+        return dataclasses.replace(state, phase=common_phase(state.position, self.spec) if self.phase is None else self.phase)
 
     @classmethod
     def stack(cls, states: Sequence[MemoryState]) -> MemoryState:
@@ -138,9 +144,10 @@ class MemoryState:
         path = Path(path)
         tensors = {name: x.detach().contiguous().cpu().clone() for name, x in self._tensors().items()}
         data = save(tensors, metadata={"format": FORMAT, "spec": self.spec.to_json()})
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+        temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:16]}.part")
+        file = open(temporary, "xb")  # noqa: SIM115 — not mkstemp, which gives the file to its owner alone
         try:
-            with os.fdopen(handle, "wb") as file:
+            with file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -175,11 +182,14 @@ class MemoryState:
             ]
             raise ValueError(f"{path} belongs to another memory: {', '.join(differing)}")
         _check_shapes(path, saved, tensors)
-        phase = _phase(tensors["position"], saved)
+        phase = common_phase(tensors["position"], saved)
         return _assemble(saved, tensors, phase, aliased=phase == 0)
 
 
-def _phase(position: Tensor, spec: MemorySpec) -> int | None:
+def common_phase(position: Tensor, spec: MemorySpec) -> int | None:
+    """The phase of rows at these positions, or None where they do not agree. Looks at the numbers: not under torch.compile."""
+    if spec.chunk_size == 1 or torch.compiler.is_compiling():
+        return 0 if spec.chunk_size == 1 else None
     phases = set((position % spec.chunk_size).tolist())
     return phases.pop() if len(phases) == 1 else None
 
@@ -203,7 +213,7 @@ def _assemble(spec: MemorySpec, tensors: dict[str, Tensor], phase: int | None, a
 
 def _check_shapes(path, spec: MemorySpec, tensors: dict[str, Tensor]) -> None:
     """Every tensor a state needs is there, alone, with the shape its spec gives it."""
-    if "weights.0" not in tensors or tensors["weights.0"].dim() != 4:
+    if "weights.0" not in tensors or tensors["weights.0"].dim() != 4 or 0 in tensors["weights.0"].shape:
         raise ValueError(f"{path} holds no fast weights")
     batch, heads = tensors["weights.0"].shape[:2]
     kinds = ("weights", "momentum", "anchor") if spec.momentum else ("weights", "anchor")
@@ -218,5 +228,10 @@ def _check_shapes(path, spec: MemorySpec, tensors: dict[str, Tensor]) -> None:
     dtype = tensors["weights.0"].dtype
     if any(x.dtype != (torch.int64 if name == "position" else dtype) for name, x in tensors.items() if name != "conv"):
         raise ValueError(f"{path} mixes number types")
-    if "conv" in tensors and (tensors["conv"].dim() != 3 or tensors["conv"].shape[0] != batch):
+    if dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"{path} holds numbers of type {dtype}, but a memory state is float32 or float64")
+    if int(tensors["position"].min()) < 0:
+        raise ValueError(f"{path} has a negative position: {tensors['position'].tolist()[:8]}")
+    conv = tensors.get("conv")
+    if conv is not None and (conv.dim() != 3 or conv.shape[0] != batch or not conv.is_floating_point()):
         raise ValueError(f"{path} does not fit its own header: conv")

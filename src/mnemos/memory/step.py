@@ -1,22 +1,22 @@
-"""`step`: one token per row, for decoding. Rows may stand at different positions; nothing is copied to the host.
+"""`step`: one token per row, for decoding. Rows may stand at different positions.
 
-B batch, H heads, c window, F lifted key dim, V value dim.
+Nothing is copied to the host but for the value checks, and for the phase of rows that do not agree or are masked.
+B batch, H heads, G = B x H, c window, F lifted key dim, V value dim.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from .autograd_engine import _errors_at_anchor
-from .checks import check_inputs
+from .checks import check_token
+from .errors import errors_at_anchor
 from .newton_schulz import newton_schulz
-from .scan import fold_lags
+from .scan import lag_weights
 from .spec import NS_COEFFICIENTS, Gates, MemorySpec
-from .state import MemoryState
+from .state import MemoryState, common_phase
 
 
 def step(
@@ -40,90 +40,116 @@ def step(
     >>> y.shape
     torch.Size([2, 1, 1, 4])
     """
-    if k.dim() != 4 or k.shape[1] != 1:
-        raise ValueError(f"k has shape {tuple(k.shape)}, but step takes one token: (B, 1, H, {spec.key_dim})")
-    check_inputs(q, k, v, gates, state, spec, features, mask, None)
-    B, _, H, _ = k.shape
-    dtype = torch.promote_types(torch.promote_types(k.dtype, v.dtype), state.weights[0].dtype)
-    folded = fold_lags(gates, spec, dtype)
-    gate = torch.ones_like(k[..., 0], dtype=dtype) if gates.gate is None else gates.gate.to(dtype)
-    keys = torch.cat([state.window_key.to(dtype), k.to(dtype)], 1)  # B c H K
-    values = torch.cat([state.window_value.to(dtype), v.to(dtype)], 1)
-    window_gate = torch.cat([state.window_gate.to(dtype), gate], 1)  # B c H
-    queries = q.to(dtype)
+    check_token(q, k, v, gates, state, spec, features, mask)
+    out_dtype = v.dtype
+    dtype = torch.promote_types(torch.promote_types(k.dtype, out_dtype), state.weights[0].dtype)
+    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    window = [x.to(dtype) for x in (state.window_key, state.window_value, state.window_gate)]
+    gate = None if gates.gate is None else gates.gate.to(dtype)
+    if spec.window > 1:
+        gate = torch.ones_like(k[..., 0]) if gate is None else gate
+        k, v, gate = (torch.cat(pair, 1) for pair in zip(window, (k, v, gate)))  # B c H ...
+        window = [k[:, 1:], v[:, 1:], gate[:, 1:]]
+    target = v - k if spec.residual and spec.objective == "l2" else v
+    entries = (_heads_first(k if features is None else features(k)), _heads_first(target))
+    query = _heads_first(q if features is None else features(q))
+    weight = None if gate is None else gate.transpose(1, 2).reshape(-1, spec.window, 1)  # G c 1
+    lag = lag_weights(gates, spec, dtype)
+    if lag is not None:
+        lag = lag.flip(-1).reshape(-1, spec.window, 1)  # oldest first, as the entries are
+        weight = lag if weight is None else weight * lag
+    if torch.is_autocast_enabled(k.device.type):
+        with torch.autocast(k.device.type, enabled=False):
+            y, weights, momentum, anchor = _write_and_read(query, entries, weight, gates, state, spec, dtype)
+    else:
+        y, weights, momentum, anchor = _write_and_read(query, entries, weight, gates, state, spec, dtype)
+    y = y.reshape(*q.shape[:3], -1)
+    y = y + q if spec.residual else y
 
-    def heads_first(x: Tensor) -> Tensor:  # B c H D -> B H c D
-        return x.transpose(1, 2)
+    position = state.position + 1
+    phase = _next_phase(state, position, spec)
+    anchor = _next_anchor(phase, position, weights, anchor, spec)
+    final = MemoryState(spec, weights, momentum, anchor, *window, position, phase, state.conv)
+    if mask is not None:
+        y, final = _skip_rows(y, final, state, mask.squeeze(1))
+    return y.to(out_dtype), final
 
-    def each(x: Tensor) -> Tensor:  # B 1 H -> B H 1 1
-        return x.transpose(1, 2).unsqueeze(-1)
 
-    lr = each(folded.lr)
-    W, S = [w.to(dtype) for w in state.weights], [s.to(dtype) for s in state.momentum]
-    retained = W if folded.retain is None else [each(folded.retain) * w for w in W]
-    A = [a.to(dtype) for a in state.anchor]
+def _heads_first(x: Tensor) -> Tensor:  # B c H D -> G c D
+    return x.transpose(1, 2).reshape(-1, x.shape[1], x.shape[3])
+
+
+def _write_and_read(query: Tensor, entries, weight: Tensor | None, gates: Gates, state: MemoryState, spec: MemorySpec, dtype):
+    """y (G, 1, V), and weights, momentum and anchor after the token; the anchor is the one that was used."""
+    shapes = [w.shape for w in state.weights]
+
+    def each(gate: Tensor) -> Tensor:  # B 1 H -> G 1 1
+        return gate.to(dtype).reshape(-1, 1, 1)
+
+    anchor = [a.to(dtype).contiguous() for a in state.anchor]  # a start that rows share is copied once, not at each token
+    W, S, A = ([x.to(dtype).flatten(0, 1) for x in xs] for xs in (state.weights, state.momentum, anchor))
+    lr, retain = each(gates.lr), None if gates.retain is None else each(gates.retain)
+    retained = None
+    if spec.decay_first or spec.rule == "muon":
+        retained = W if retain is None else [retain * w for w in W]
     if spec.anchor == "token":
         A = retained if spec.decay_first else W
-    target = values - keys if spec.residual and spec.objective == "l2" else values
-    lifted = keys if features is None else features(keys)
-    weight = window_gate if folded.lag is None else window_gate * folded.lag.squeeze(1).flip(-1).transpose(1, 2)
-    weight = heads_first(weight.unsqueeze(-1))  # B H c 1
-    uses = _errors_at_anchor(spec, heads_first(lifted), heads_first(target), A)
+    assert A is not None
     if spec.rule == "gd":
-        weight = lr * weight
-    pushes = [sum((weight * a).mT @ d for a, d in use) for use in uses]
-    if S and folded.momentum is not None:
-        moved = [each(folded.momentum) * s - g for s, g in zip(S, pushes)]
-    else:
-        moved = [-g for g in pushes]  # ty: ignore[unsupported-operator]
-    if spec.rule == "gd":
-        written = [w + s for w, s in zip(retained, moved)]
-    else:
+        weight = lr if weight is None else lr * weight
+    carried = [each(gates.momentum) * s for s in S] if S and gates.momentum is not None else [None] * len(W)
+    uses = errors_at_anchor(spec, *entries, A)
+    moved = [_push(s, use, weight, w) for s, use, w in zip(carried, uses, W)]
+    if spec.rule == "muon":
+        assert retained is not None
         written = _commit(state, spec, retained, moved, lr)
-
+    elif retained is not None or retain is None:
+        written = [w + s for w, s in zip(retained or W, moved)]
+    else:
+        written = [torch.addcmul(s, retain, w) for w, s in zip(W, moved)]
     current = W if spec.read == "before" else written
-    lifted_query = heads_first(queries if features is None else features(queries))
-    y = spec.network.forward(lifted_query, lambda i, x: x @ current[i]).transpose(1, 2)
-    y = y + queries if spec.residual else y
-
-    final = dataclasses.replace(
-        state,
-        weights=written,
-        momentum=moved if S else [],
-        window_key=keys[:, 1:],
-        window_value=values[:, 1:],
-        window_gate=window_gate[:, 1:],
-        position=state.position + 1,
-        phase=None if state.phase is None else (state.phase + 1) % spec.chunk_size,
-    )
-    final = dataclasses.replace(final, anchor=_anchor(final, A, spec))
-    if mask is not None:
-        y, final = _skip_rows(y, final, state, mask.squeeze(1), spec)
-    return y.to(v.dtype), final
+    y = spec.network.forward(query, lambda i, x: torch.matmul(x, current[i]))
+    weights = [w.view(shape) for w, shape in zip(written, shapes)]
+    return y, weights, [s.view(shape) for s, shape in zip(moved, shapes)] if S else [], anchor
 
 
-def _commit(state: MemoryState, spec: MemorySpec, retained, moved, lr) -> list[Tensor]:
+def _push(carried: Tensor | None, use: list[tuple[Tensor, Tensor]], weight: Tensor | None, like: Tensor) -> Tensor:
+    """carried (a tensor of our own, or None for 0) - the weighted gradients of the uses of one map."""
+    total = carried
+    for a, d in use:
+        a = a if weight is None else weight * a
+        total = torch.bmm(a.mT, -d) if total is None else total.baddbmm_(a.mT, d, alpha=-1)
+    return torch.zeros_like(like) if total is None else total
+
+
+def _commit(state: MemoryState, spec: MemorySpec, retained: list[Tensor], moved: list[Tensor], lr: Tensor) -> list[Tensor]:
     """Muon's weights after the token: decayed, and where the row commits, stepped."""
     if state.phase is not None and (state.phase + 1) % spec.commit:
         return retained
     coefficients = NS_COEFFICIENTS[spec.ns_coefficients]
     if state.phase is None:
-        due = (state.position + 1) % spec.commit == 0
-        lr = lr * due.to(lr.dtype).reshape(-1, 1, 1, 1)
+        due = (state.position + 1) % spec.commit == 0  # B
+        lr = lr * due.to(lr.dtype).repeat_interleave(state.heads).reshape(-1, 1, 1)
     return [w + lr * newton_schulz(s, spec.ns_steps, coefficients) for w, s in zip(retained, moved)]
 
 
-def _anchor(state: MemoryState, A: list[Tensor], spec: MemorySpec) -> list[Tensor]:
+def _next_phase(state: MemoryState, position: Tensor, spec: MemorySpec) -> int | None:
+    if state.phase is None:
+        return common_phase(position, spec)
+    return (state.phase + 1) % spec.chunk_size
+
+
+def _next_anchor(phase: int | None, position: Tensor, W: list[Tensor], A: list[Tensor], spec: MemorySpec) -> list[Tensor]:
     """The anchor after the token: the new weights where a chunk has just ended."""
-    if spec.anchor == "token" or state.phase == 0:
-        return state.weights
-    if state.phase is not None:
+    if spec.anchor == "token" or phase == 0:
+        return list(W)
+    if phase is not None:
         return A
-    ended = (state.position % spec.chunk_size == 0).reshape(-1, 1, 1, 1)
-    return [torch.where(ended, w, a) for w, a in zip(state.weights, A)]
+    ended = (position % spec.chunk_size == 0).reshape(-1, 1, 1, 1)
+    return [torch.where(ended, w, a) for w, a in zip(W, A)]
 
 
-def _skip_rows(y: Tensor, new: MemoryState, old: MemoryState, keep: Tensor, spec: MemorySpec):
+def _skip_rows(y: Tensor, new: MemoryState, old: MemoryState, keep: Tensor) -> tuple[Tensor, MemoryState]:
     """Rows whose token is masked stay as they were, and read 0."""
 
     def choose(a: Tensor, b: Tensor) -> Tensor:
@@ -132,21 +158,19 @@ def _skip_rows(y: Tensor, new: MemoryState, old: MemoryState, keep: Tensor, spec
     def all_of(a: list[Tensor], b: list[Tensor]) -> list[Tensor]:
         return [choose(x, z) for x, z in zip(a, b)]
 
-    final = dataclasses.replace(
-        new,
-        weights=all_of(new.weights, old.weights),
+    position = choose(new.position, old.position)
+    phase = common_phase(position, new.spec)
+    weights = all_of(new.weights, old.weights)
+    final = MemoryState(
+        spec=new.spec,
+        weights=weights,
         momentum=all_of(new.momentum, old.momentum),
-        anchor=all_of(new.anchor, old.anchor),
+        anchor=list(weights) if new.spec.anchor == "token" or phase == 0 else all_of(new.anchor, old.anchor),
         window_key=choose(new.window_key, old.window_key),
         window_value=choose(new.window_value, old.window_value),
         window_gate=choose(new.window_gate, old.window_gate),
-        position=choose(new.position, old.position),
-        phase=None,
+        position=position,
+        phase=phase,
+        conv=old.conv,
     )
-    if torch.compiler.is_compiling() or spec.chunk_size == 1:
-        final.phase = 0 if spec.chunk_size == 1 else None
-    elif bool(keep.all()):
-        final.phase = new.phase
-    elif not bool(keep.any()):
-        final.phase = old.phase
     return choose(y, torch.zeros_like(y)), final

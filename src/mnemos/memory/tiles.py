@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from .spec import MemorySpec
@@ -113,10 +114,15 @@ def to_entries(x: Tensor, piece: Piece, c: int) -> Tensor:
         return to_tiles(x, piece)
     x = x[:, piece.start : piece.stop + c - 1]
     B, _, H, *rest = x.shape
-    blocks = x.unfold(1, c - 1 + piece.stride, piece.stride)  # B N*J H ... block
-    blocks = blocks.reshape(B, piece.tiles, piece.subchunks, H, *rest, c - 1 + piece.stride)
-    blocks = blocks.movedim(-1, 4).transpose(0, 1).movedim(3, 2)  # N B H J block ...
-    return blocks.reshape(piece.tiles, B * H, -1, *rest)
+    N, J, stride = piece.tiles, piece.subchunks, piece.stride
+    if c - 1 <= stride:  # the tail of the block before, then the block: cheaper than overlapping views
+        own = x[:, c - 1 :].reshape(B, N * J, stride, H, *rest)
+        before = torch.cat([x[:, : c - 1].unsqueeze(1), own[:, :-1, stride - (c - 1) :]], 1)
+        blocks = torch.cat([before, own], 2)  # B N*J block H ...
+    else:
+        blocks = x.unfold(1, c - 1 + stride, stride).movedim(-1, 2)
+    blocks = blocks.reshape(B, N, J, c - 1 + stride, H, *rest).transpose(0, 1).movedim(4, 2)  # N B H J block ...
+    return blocks.reshape(N, B * H, J * (c - 1 + stride), *rest)
 
 
 def from_tiles(y: Tensor, batch: int) -> Tensor:

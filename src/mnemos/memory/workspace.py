@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+
+
+SMALL = 16384  # numbers below which torch's fused GELU costs more to set up than a few plain operations
 
 
 class Workspace:
@@ -35,6 +40,10 @@ class Workspace:
             mine.append(self.like.new_empty(shape))
         return mine[at]
 
+    def empty(self, *shape: int) -> Tensor:
+        """An uninitialised tensor: a buffer where buffers are reused."""
+        return self.buffer(*shape) if self.reuse else self.like.new_empty(shape)
+
     def mm(self, a: Tensor, b: Tensor) -> Tensor:
         """a @ b, batched."""
         if self.reuse:
@@ -54,15 +63,21 @@ class Workspace:
         return torch.mul(x, small, out=self.buffer(*x.shape)) if self.reuse else x * small
 
     def gelu(self, z: Tensor) -> Tensor:
-        if self.reuse:
-            return torch.ops.aten.gelu.out(z, out=self.buffer(*z.shape))
-        return torch.nn.functional.gelu(z)
+        if not self.reuse:
+            return torch.nn.functional.gelu(z)
+        if z.numel() < SMALL:
+            return self.mul(math.sqrt(0.5), z).erf_().add_(1.0).mul_(0.5).mul_(z)
+        return torch.ops.aten.gelu.out(z, out=self.buffer(*z.shape))
 
     def gelu_backward(self, du: Tensor, z: Tensor) -> Tensor:
         """du * gelu'(z)."""
-        if self.reuse:
-            return torch.ops.aten.gelu_backward.grad_input(du, z, grad_input=self.buffer(*z.shape))
-        return torch.ops.aten.gelu_backward(du, z)
+        if not self.reuse:
+            return torch.ops.aten.gelu_backward(du, z)
+        if z.numel() < SMALL:
+            cdf = self.mul(math.sqrt(0.5), z).erf_().add_(1.0).mul_(0.5)
+            pdf = self.mul(z, z).mul_(-0.5).exp_().mul_(1.0 / math.sqrt(2.0 * math.pi))
+            return cdf.addcmul_(z, pdf).mul_(du)
+        return torch.ops.aten.gelu_backward.grad_input(du, z, grad_input=self.buffer(*z.shape))
 
     def cat(self, x: Tensor, y: Tensor) -> Tensor:
         """x and y side by side in the last axis."""
