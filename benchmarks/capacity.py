@@ -356,23 +356,23 @@ def largest_table(curves: dict[str, dict]) -> str:
     return table(header, rows)
 
 
-def structure_table(result: dict) -> str:
+def structure_table(result: dict, passes: str) -> str:
+    """Error / recall of the structures after "1 pass" or "many passes"."""
     shown = [n for n in (DIM, 2 * DIM, 4 * DIM, 8 * DIM) if n in result["sizes"]]
-    many = f"{result['passes']} passes"
-    header = [f"d = {DIM}, chunk {CHUNK}", "weights"]
-    header += [f"1 pass, n = {n}" for n in shown] + [f"{many}, n = {n}" for n in shown]
-    header += [f"largest n with recall ≥ 0.99, {many}", "lr that diverged"]
+    many = passes if passes in DOUBLINGS else f"{result['passes']} passes"
+    header = [f"{many}; d = {DIM}, chunk {CHUNK}", "weights", *(f"n = {n}" for n in shown)]
+    header += ["largest n with recall ≥ 0.99", "lr tried", "lr that diverged"]
     rows = []
     for name, curve in result["curves"].items():
-        points = [curve[passes][n] for passes in ("1 pass", "many passes") for n in shown]
-        held = itertools.takewhile(lambda item: item[1]["recall"] >= 0.99, curve["many passes"].items())
-        diverged = sorted(
-            {rate for passes in ("1 pass", "many passes") for p in curve[passes].values() for rate in p["diverged"]}
-        )
+        points = curve[passes]
+        held = itertools.takewhile(lambda item: item[1]["recall"] >= 0.99, points.items())
+        diverged = sorted({rate for point in points.values() for rate in point["diverged"]})
+        tried = candidates(STRUCTURES[name])
         rows.append(
             [name, str(curve["weights"])]
-            + [f"{point['error']:.2g} / {100 * point['recall']:.0f} %" for point in points]
-            + [str(max((n for n, _ in held), default=0)), ", ".join(f"{rate:g}" for rate in diverged) or "none"]
+            + [f"{points[n]['error']:.2g} / {100 * points[n]['recall']:.0f} %" for n in shown]
+            + [str(max((n for n, _ in held), default=0)), f"{tried[0]:.2g} … {tried[-1]:.2g}"]
+            + [", ".join(f"{rate:g}" for rate in diverged) or "none"]
         )
     return table(header, rows)
 
@@ -419,9 +419,11 @@ def draw(features: dict[str, dict], structures: dict, path: Path) -> None:
     axes[0, 2].set_title(f"structures, rules, windows, one pass\n{below}")
     axes[0, 3].set_title(f"structures, rules, windows, {structures['passes']} passes\n{below}, falling to 0")
     for axis in axes.flat:
+        sizes = [x for line in axis.get_lines() for x in line.get_xdata()]
         axis.set_xscale("log")
         axis.set_xticks(TICKS, [f"{x:g}" for x in TICKS])
         axis.minorticks_off()
+        axis.set_xlim(min(sizes) / 1.15, max(sizes) * 1.15)
         axis.grid(alpha=0.25)
     for axis in axes[0]:
         axis.set_yscale("log")
@@ -433,12 +435,8 @@ def draw(features: dict[str, dict], structures: dict, path: Path) -> None:
     axes[0, 0].set_ylabel("relative error  |M(k) − v| / |v|")
     axes[1, 0].set_ylabel("recall: the nearest value is the right one")
     figure.tight_layout(rect=(0, 0.095, 1, 1))
-    ranks = (
-        "verticals: rank of each map on unit keys; below the grey line (1e-3) counts as exact; lower edge: 1e-6 or less"
-    )
-    counts = (
-        "verticals: n = d, the rank of linear; n = 8 d, where the values hold as many numbers as the mlp has weights"
-    )
+    ranks = "verticals: n = rank of the map on unit keys. Grey: error 1e-3, exact below it. Lower edge: 1e-6 or less"
+    counts = "verticals: n = d, rank of linear; n = 8 d, where the values hold as many numbers as the mlp has weights"
     for column, title in ((0, ranks), (2, counts)):
         handles, labels = axes[0, column].get_legend_handles_labels()
         middle = (axes[0, column].get_position().x0 + axes[0, column + 1].get_position().x1) / 2
@@ -489,7 +487,9 @@ def main() -> None:
         f"Largest n with mean relative error < {EXACT:g}, random unit keys:\n\n{largest_table(features)}\n", flush=True
     )
     structures = structure_curves(options.quick)
-    print(f"Relative error / recall at the best of five lr:\n\n{structure_table(structures)}\n")
+    print("Relative error / recall at the best of five lr:\n")
+    print(structure_table(structures, "1 pass"), "\n")
+    print(structure_table(structures, "many passes"), "\n")
     out.mkdir(parents=True, exist_ok=True)
     numbers = {
         "machine": machine(),

@@ -112,7 +112,8 @@ def test_tables_and_numbers_of_a_small_run_can_be_printed_and_saved(capacity, mo
     monkeypatch.setattr(capacity, "STRUCTURES", {"linear, gd, c = 1": capacity.structure_spec("linear", "gd", 1)})
     features, structures = capacity.feature_curves(quick=True), capacity.structure_curves(quick=True)
     assert "| identity | 8 | 1 |" in capacity.largest_table(features)
-    assert "linear, gd, c = 1" in capacity.structure_table(structures)
+    for passes in ("1 pass", "many passes"):
+        assert "| linear, gd, c = 1 | 64 |" in capacity.structure_table(structures, passes)
     assert "| identity | 8 | 8 | 8 | 8 | 8 | 8 |" in capacity.rank_table(capacity.ranks(list(capacity.MAPS.values())))
     assert json.loads(json.dumps(capacity._short(features)))["identity"]["rank"] == 8
 

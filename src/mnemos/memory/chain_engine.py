@@ -23,7 +23,7 @@ from .joints import JOINTS
 from .rules import Coefficients
 from .spec import MemorySpec
 from .tiles import Piece
-from .workspace import Workspace
+from .workspace import Workspace, without_autocast
 
 Maps = list[Tensor]
 
@@ -54,27 +54,24 @@ def run(
     W: Maps,
     S: Maps,
     A: Maps,
+    low: torch.dtype | None,
 ) -> tuple[Tensor | None, Maps, Maps]:
     """Run the tiles of one piece. q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V)."""
     chain = spec.network.chain
     assert chain is not None
     groups = chain.groups
-    plan = plan_of(spec, piece, q, k, momentum=bool(S))
+    plan = plan_of(spec, piece, q is not None, bool(S), low)
     given = [] if piece.fresh else fuse(A, groups)
     query = k.new_zeros(0) if q is None else q
     C, beta, f, n_end, m = coefficients
-    with torch.autocast(k.device.type, enabled=False):
-        y, *state = _Chain.apply(plan, query, k, v, -C, beta, f, -n_end, m, *fuse(W, groups), *fuse(S, groups), *given)
+    y, *state = _Chain.apply(plan, query, k, v, -C, beta, f, -n_end, m, *fuse(W, groups), *fuse(S, groups), *given)
     n = len(groups)
     return (None if q is None else y), split(state[:n], groups), split(state[n:], groups)
 
 
-def plan_of(spec: MemorySpec, piece: Piece, q: Tensor | None, k: Tensor, momentum: bool) -> Plan:
+def plan_of(spec: MemorySpec, piece: Piece, reads: bool, momentum: bool, low: torch.dtype | None) -> Plan:
     chain = spec.network.chain
     assert chain is not None
-    low = None
-    if torch.is_autocast_enabled(k.device.type) and k.dtype == torch.float32:
-        low = torch.get_autocast_dtype(k.device.type)
     return Plan(
         joints=tuple(JOINTS[name] for name in chain.joints),
         l2=spec.objective == "l2",
@@ -86,7 +83,7 @@ def plan_of(spec: MemorySpec, piece: Piece, q: Tensor | None, k: Tensor, momentu
         stride=piece.stride,
         save_every=_save_every(spec, piece),
         low=low,
-        reads=q is not None,
+        reads=reads,
     )
 
 
@@ -275,6 +272,7 @@ class _Chain(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @without_autocast
     def backward(ctx, Dy, *Dend):
         plan = ctx.plan
         layers, J, step = len(plan.joints) + 1, plan.subchunks, plan.save_every

@@ -19,7 +19,7 @@ from .newton_schulz import orthogonalise, orthogonalise_backward
 from .rules import Coefficients
 from .spec import NS_COEFFICIENTS, MemorySpec
 from .tiles import Piece
-from .workspace import Workspace
+from .workspace import Workspace, without_autocast
 
 TOKENS_PER_STATE = 64  # states are saved at least this many tokens apart
 
@@ -43,13 +43,14 @@ def run(
     W: list[Tensor],
     S: list[Tensor],
     A: list[Tensor],
+    low: torch.dtype | None,
 ) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
     """Run the tiles of one piece. q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V), lr: (N, G, L)."""
     chain = spec.network.chain
     assert chain is not None
     save_every = max(1, min(TOKENS_PER_STATE // piece.stride, int(piece.tiles**0.5)))
     plan = MuonPlan(
-        chain=plan_of(spec, piece, q, k, momentum=bool(S))._replace(save_every=save_every),
+        chain=plan_of(spec, piece, q is not None, bool(S), low)._replace(save_every=save_every),
         commit=piece.commit,
         parts=tuple(len(group) for group in chain.groups),
         steps=spec.ns_steps,
@@ -60,8 +61,7 @@ def run(
     momenta = fuse(S, chain.groups) if S else [torch.zeros_like(w) for w in fused]
     query = k.new_zeros(0) if q is None else q
     _, beta, _, n, m = coefficients
-    with torch.autocast(k.device.type, enabled=False):
-        y, *state = _Muon.apply(plan, query, k, v, beta, -n, m, lr[..., -1], *fused, *momenta, *given)
+    y, *state = _Muon.apply(plan, query, k, v, beta, -n, m, lr[..., -1], *fused, *momenta, *given)
     D = len(fused)
     return (None if q is None else y), split(state[:D], chain.groups), split(state[D:], chain.groups) if S else []
 
@@ -188,6 +188,7 @@ class _Muon(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @without_autocast
     def backward(ctx, Dy, *Dend):
         plan, D = ctx.plan, ctx.layers
         chain = plan.chain

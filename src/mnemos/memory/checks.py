@@ -146,7 +146,7 @@ def _check_network(spec: MemorySpec, like: Tensor) -> None:
     if spec.network.chain is not None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return
     x = like.new_zeros(1, 1, spec.lifted_dim)
-    if spec.network.forward(x, lambda i, z: z.new_zeros(1, 1, spec.shapes[i][1])).requires_grad:
+    if spec.network.forward(x, lambda i, z: z.sum(-1, keepdim=True).expand(1, 1, spec.shapes[i][1])).requires_grad:
         raise ValueError(
             f"structure {spec.structure!r} holds parameters that require gradients, but may be made of fast maps and functions alone"
         )

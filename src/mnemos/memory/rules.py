@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .workspace import without_autocast
+
 
 UNDERFLOW = {torch.float32: 1e-30, torch.float64: 1e-290}
 
@@ -42,6 +44,7 @@ class _DecayProducts(torch.autograd.Function):
         return P
 
     @staticmethod
+    @without_autocast
     def backward(ctx, dP: Tensor) -> Tensor:  # ty: ignore[invalid-method-override]
         (P,) = ctx.saved_tensors
         Z = P.mT @ dP.tril()  # Z[r,s] = sum_{t>=r} P[t,r] dP[t,s]

@@ -49,10 +49,18 @@ def scan(
     (torch.Size([2, 20, 1, 4]), [20, 20])
     """
     check_inputs(q, k, v, gates, state, spec, features, mask, cu_seqlens)
+    low = None
+    if k.dtype != torch.float64 and torch.is_autocast_enabled(k.device.type):
+        low = torch.get_autocast_dtype(k.device.type)
+    with torch.autocast(k.device.type, enabled=False):  # coefficients and states are float32 or wider; engines lower their matmuls
+        return _scan(q, k, v, gates, state, spec, features, mask, cu_seqlens, low)
+
+
+def _scan(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask, cu_seqlens, low: torch.dtype | None):
     grid_matters = spec.anchor == "chunk" and spec.chunk_size > 1
     if cu_seqlens is not None or mask is not None or (state.phase is None and grid_matters):
-        return scan_ragged(run_grid, q, k, v, gates, state, spec, features, mask, cu_seqlens)
-    tokens = prepare(q, k, v, gates, state, spec, features)
+        return scan_ragged(run_grid, q, k, v, gates, state, spec, features, mask, cu_seqlens, low)
+    tokens = prepare(q, k, v, gates, state, spec, features, low)
     phase = state.phase or 0
     room = -phase % spec.chunk_size
     y, W, S, A = run_grid(tokens, room, state.weights, state.momentum, state.anchor, spec)
@@ -98,6 +106,7 @@ class Tokens:
     lifted_key: Tensor  # B c-1+T H F
     gate: Tensor  # B c-1+T H
     gates: Gates  # B T H, gate and decay folded away: lag holds decay^j * lag, or None
+    low: torch.dtype | None = None  # precision of matmuls under autocast
     valid: Tensor | None = None  # B T, 1 or 0
 
     def part(self, start: int, stop: int, c: int) -> Tokens:
@@ -115,11 +124,12 @@ class Tokens:
             entries(self.lifted_key),
             entries(self.gate),
             self.gates.map(lambda x: x[:, start:stop]),
+            self.low,
             tokens(self.valid),
         )
 
 
-def prepare(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features) -> Tokens:
+def prepare(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, low: torch.dtype | None) -> Tokens:
     """Widen the types, prepend the window buffers, lift, and fold decay and lag into one weight per lag."""
     dtype = torch.promote_types(torch.promote_types(k.dtype, v.dtype), state.weights[0].dtype)
     k, v = k.to(dtype), v.to(dtype)
@@ -138,6 +148,7 @@ def prepare(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, feature
         lifted_key=k if features is None else features(k),
         gate=gate,
         gates=fold_lags(gates, spec, dtype),
+        low=low,
     )
 
 
@@ -203,10 +214,10 @@ def _run_piece(piece: Piece, tokens: Tokens, value: Tensor, W, S, A, spec: Memor
     k = to_entries(tokens.lifted_key, piece, c)
     v = to_entries(value, piece, c)
     if spec.network.chain is not None and spec.rule == "muon":
-        return chain_muon.run(spec, piece, q, k, v, coefficients, tiled.lr, W, S, A)
+        return chain_muon.run(spec, piece, q, k, v, coefficients, tiled.lr, W, S, A, tokens.low)
     moving_anchor = spec.anchor == "token" or (spec.structure == "linear" and piece.subchunks > 1)  # solved, not looped
     if spec.network.chain is not None and not moving_anchor:
-        return chain_engine.run(spec, piece, q, k, v, coefficients, W, S, A)
+        return chain_engine.run(spec, piece, q, k, v, coefficients, W, S, A, tokens.low)
     return autograd_engine.run(spec, piece, q, k, v, coefficients, tiled.lr, tiled.retain, W, S, A)
 
 

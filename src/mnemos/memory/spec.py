@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -97,7 +96,7 @@ class MemorySpec:
         def choose(name: str, allowed) -> None:
             value = getattr(self, name)
             if value not in allowed:
-                raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(map(repr, allowed))}")
+                raise ValueError(f"{name}={value!r:.40} is unknown; choose one of {', '.join(map(repr, allowed))}")
 
         choose("structure", tuple(STRUCTURES))
         choose("objective", OBJECTIVES)
@@ -108,22 +107,20 @@ class MemorySpec:
         choose("ns_coefficients", tuple(NS_COEFFICIENTS))
         for name, most in LIMITS.items():
             value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{name}={value!r} must be a whole number >= 1")
-            if value > most:
-                raise ValueError(f"{name}={value!r} must be a whole number >= 1 and <= {most}")
-        if type(self.expansion) not in (int, float) or not 0 < self.expansion < math.inf:
-            raise ValueError(f"expansion={self.expansion!r} must be a finite number > 0")
+            if type(value) is not int or not 1 <= value <= most:
+                raise ValueError(f"{name}={value!r:.40} must be a whole number >= 1 and <= {most}")
+        if type(self.expansion) not in (int, float) or not 0 < self.expansion <= WIDEST:
+            raise ValueError(f"expansion={self.expansion!r:.40} must be a number > 0 and <= {WIDEST}")
         if self.feature_dim is not None and (type(self.feature_dim) is not int or not 1 <= self.feature_dim <= WIDEST):
-            raise ValueError(f"feature_dim={self.feature_dim!r} must be None or a whole number >= 1 and <= {WIDEST}")
+            raise ValueError(f"feature_dim={self.feature_dim!r:.40} must be None or a whole number >= 1 and <= {WIDEST}")
         for name in ("momentum", "decay_first"):
             if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}={getattr(self, name)!r} must be True or False")
+                raise ValueError(f"{name}={getattr(self, name)!r:.40} must be True or False")
         if self.commit_every is not None:
             if self.rule != "muon":
                 raise ValueError("commit_every goes with rule='muon' only")
             if type(self.commit_every) is not int or self.commit_every < 1 or self.chunk_size % self.commit_every:
-                raise ValueError(f"commit_every={self.commit_every!r} must divide chunk_size={self.chunk_size}")
+                raise ValueError(f"commit_every={self.commit_every!r:.40} must divide chunk_size={self.chunk_size}")
         if self.anchor == "token" and (self.structure != "linear" or self.rule != "gd"):
             raise ValueError(
                 "anchor='token' goes with structure='linear' and rule='gd' "
@@ -135,11 +132,10 @@ class MemorySpec:
             raise ValueError(
                 f"features={self.features!r} of degree={self.degree} lift key_dim={self.key_dim} to more than {WIDEST} dimensions"
             )
-        if self.hidden_dim > WIDEST:
+        if max(max(shape) for shape in self.network.shapes()) > WIDEST:
             raise ValueError(
-                f"expansion={self.expansion!r} of value_dim={self.value_dim} is wider than {WIDEST}, the most a hidden layer may have"
+                f"expansion={self.expansion} and value_dim={self.value_dim} make a hidden layer wider than {WIDEST}, the most it may be"
             )
-        self.network.shapes()
 
     @property
     def lifted_dim(self) -> int:

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
 from torch import Tensor
+
+
+def without_autocast(backward):
+    """A backward method whose precision does not depend on where `.backward()` is called."""
+
+    @functools.wraps(backward)
+    def method(ctx, *grads):
+        with torch.autocast(grads[0].device.type, enabled=False):
+            return backward(ctx, *grads)
+
+    return method
 
 
 SMALL = 16384  # numbers below which torch's fused GELU costs more to set up than a few plain operations
