@@ -371,7 +371,7 @@ def structure_table(result: dict, passes: str) -> str:
         rows.append(
             [name, str(curve["weights"])]
             + [f"{points[n]['error']:.2g} / {100 * points[n]['recall']:.0f} %" for n in shown]
-            + [str(max((n for n, _ in held), default=0)), f"{tried[0]:.2g} … {tried[-1]:.2g}"]
+            + [str(max((n for n, _ in held), default=f"< {result['sizes'][0]}")), f"{tried[0]:g} … {tried[-1]:g}"]
             + [", ".join(f"{rate:g}" for rate in diverged) or "none"]
         )
     return table(header, rows)

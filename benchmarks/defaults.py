@@ -85,7 +85,9 @@ def train(args, **memory) -> dict:
     vocabulary = 2 * args.symbols + 8
     model = RecallModel(vocabulary, args.layers, dim=args.dim, heads=args.heads, chunk_size=args.chunk_size, **memory)
     optimiser = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda i: min((i + 1) / 20, 1.0) * (1 - 0.9 * i / args.steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimiser, lambda i: min((i + 1) / 20, 1.0) * (1 - 0.9 * i / args.steps)
+    )
     bad, spikes, start = 0, 0, time.perf_counter()
     for _ in range(args.steps):
         loss, _ = recall_loss(model, *recall_batch(args.batch, args.pairs, args.symbols, args.gap, generator))
@@ -123,12 +125,16 @@ def train(args, **memory) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--max-lr", type=float, nargs="*", default=[], help="absolute ceilings to try")
-    parser.add_argument("--scale", type=float, nargs="*", default=[0.25, 1.0, 4.0, 16.0], help="multiples of the default ceiling")
+    parser.add_argument(
+        "--scale", type=float, nargs="*", default=[0.25, 1.0, 4.0, 16.0], help="multiples of the default ceiling"
+    )
     parser.add_argument("--momentum-init", type=float, nargs="*", default=[None], help="0 switches momentum off")
     parser.add_argument("--retain-init", type=float, nargs="*", default=[None])
     parser.add_argument("--structure", nargs="*", default=["linear", "mlp"])
     parser.add_argument("--rule", nargs="*", default=["gd"])
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="any other field of NeuralMemoryConfig")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=VALUE", help="any other field of NeuralMemoryConfig"
+    )
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--heads", type=int, default=2)
     parser.add_argument("--layers", type=int, default=1)
@@ -151,9 +157,15 @@ def main() -> None:
         except (ValueError, SyntaxError):
             fixed[name] = value
     threads = torch.get_num_threads()
-    print(f"torch {torch.__version__}, Python {platform.python_version()}, {threads} thread(s), {platform.processor() or platform.machine()}")
-    print(f"chunk {args.chunk_size}, pairs {args.pairs}, gap {args.gap}, {args.layers} layer(s), {args.steps} steps, chance {1 / args.symbols:.3f}, {fixed or 'defaults'}")
-    print("structure rule  m_init  keep_init |  max_lr  acc    loss  bad spikes stress   norm   | lr/max   m    keep   s/step")
+    print(
+        f"torch {torch.__version__}, Python {platform.python_version()}, {threads} thread(s), {platform.processor() or platform.machine()}"
+    )
+    print(
+        f"chunk {args.chunk_size}, pairs {args.pairs}, gap {args.gap}, {args.layers} layer(s), {args.steps} steps, chance {1 / args.symbols:.3f}, {fixed or 'defaults'}"
+    )
+    print(
+        "structure rule  m_init  keep_init |  max_lr  acc    loss  bad spikes stress   norm   | lr/max   m    keep   s/step"
+    )
     ceilings = [("max_lr", x) for x in args.max_lr] or [("scale", x) for x in args.scale]
     for structure, rule, m, keep, (kind, value) in itertools.product(
         args.structure, args.rule, args.momentum_init, args.retain_init, ceilings

@@ -70,7 +70,11 @@ def matmul_peak(size: int = 2048) -> float:
 def isolated(script: str, *arguments: str, timeout: float = 1800) -> dict:
     """Run this script again in a process of its own and read the JSON it ends with; {"error": ...} where it dies."""
     done = subprocess.run(
-        [sys.executable, script, *arguments], capture_output=True, text=True, timeout=timeout, env=os.environ | {"PYTHONWARNINGS": "ignore"}
+        [sys.executable, script, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=os.environ | {"PYTHONWARNINGS": "ignore"},
     )
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]

@@ -15,8 +15,8 @@ import argparse
 import json
 
 import torch
-from harness import extra_memory, isolated, machine, matmul_peak, median, table, times
 
+from harness import extra_memory, isolated, machine, matmul_peak, median, table, times
 from mnemos.memory import Gates, MemorySpec, NeuralMemory, make_features, scan
 
 PEER_ROWS = [  # batch, length, dim, heads, chunk, Newton–Schulz, speed-up to reach, share of memory to stay under
@@ -55,7 +55,8 @@ def scan_call(spec: MemorySpec, batch: int, length: int, heads: int):
     q, k = (unit(torch.randn(batch, length, heads, spec.key_dim), dim=-1).requires_grad_() for _ in range(2))
     v = torch.randn(batch, length, heads, spec.value_dim, requires_grad=True)
     lr, momentum, retain = (
-        (low + (high - low) * torch.rand(batch, length, heads)).requires_grad_() for low, high in ((0, 0.01), (0, 0.9), (0.99, 1))
+        (low + (high - low) * torch.rand(batch, length, heads)).requires_grad_()
+        for low, high in ((0, 0.01), (0, 0.9), (0.99, 1))
     )
     W0 = [(torch.randn(heads, *s) * s[0] ** -0.5).requires_grad_() for s in spec.shapes]
     features = make_features(spec, heads)
@@ -88,7 +89,13 @@ def measure(job: dict) -> dict:
         call = scan_call(MemorySpec(**job["spec"]), job["batch"], job["length"], job["heads"])
     first = extra_memory(call)
     taken = times(call, runs=runs, warm=1)
-    return {"seconds": median(taken), "low": taken[0], "high": taken[-1], "extra": max(first, extra_memory(call)), "peak": matmul_peak() if job.get("peak") else 0}
+    return {
+        "seconds": median(taken),
+        "low": taken[0],
+        "high": taken[-1],
+        "extra": max(first, extra_memory(call)),
+        "peak": matmul_peak() if job.get("peak") else 0,
+    }
 
 
 def run(**job) -> dict:
@@ -104,7 +111,16 @@ def seconds(result: dict) -> str:
 def peer(runs: int) -> None:
     rows = []
     for batch, length, dim, heads, chunk, orthogonal, speed, share in PEER_ROWS:
-        job = dict(kind="layer", batch=batch, length=length, dim=dim, heads=heads, chunk=chunk, orthogonal=orthogonal, runs=runs)
+        job = dict(
+            kind="layer",
+            batch=batch,
+            length=length,
+            dim=dim,
+            heads=heads,
+            chunk=chunk,
+            orthogonal=orthogonal,
+            runs=runs,
+        )
         theirs, ours = run(side="peer", **job), run(side="mnemos", **job)
         name = f"({batch},{length},{dim}), {heads} heads, chunk {chunk}" + (", Newton–Schulz" if orthogonal else "")
         ratio = share_got = "–"
@@ -121,7 +137,14 @@ def chunk1(runs: int) -> None:
     for batch, length, dim, heads in dict.fromkeys(row[:4] for row in PEER_ROWS):
         job = dict(kind="layer", side="mnemos", batch=batch, length=length, dim=dim, heads=heads, orthogonal=False)
         large, small = run(chunk=64, runs=runs, **job), run(chunk=1, runs=max(3, runs // 2), **job)
-        rows.append([f"({batch},{length},{dim}), {heads} heads", seconds(large), seconds(small), f"{small['seconds'] / large['seconds']:.1f}x (reach 15)"])
+        rows.append(
+            [
+                f"({batch},{length},{dim}), {heads} heads",
+                seconds(large),
+                seconds(small),
+                f"{small['seconds'] / large['seconds']:.1f}x (reach 15)",
+            ]
+        )
         print("  " + rows[-1][0], rows[-1][-1], flush=True)
     print(table(["layer, forward + backward", "chunk 64", "chunk 1", "chunk 1 costs"], rows), "\n")
 
@@ -149,11 +172,23 @@ def ourselves(runs: int) -> None:
 
 
 def peak(runs: int) -> None:
-    result = run(kind="scan", spec=dict(key_dim=64, value_dim=64, chunk_size=64), batch=1, length=4096, heads=4, peak=True, runs=runs)
+    result = run(
+        kind="scan",
+        spec=dict(key_dim=64, value_dim=64, chunk_size=64),
+        batch=1,
+        length=4096,
+        heads=4,
+        peak=True,
+        runs=runs,
+    )
     flops = training_flops(64, 256, 64) * 4096 * 4
     rate = flops / result["seconds"] / 1e9
-    print(f"scan (1,4096), 4 heads of 64, chunk 64: {result['seconds']:.3f} s for {flops / 1e9:.1f} useful GFLOP = {rate:.0f} GFLOP/s,")
-    print(f"{100 * rate / result['peak']:.0f} % of this machine's float32 matmul peak of {result['peak']:.0f} GFLOP/s (reach 40 %)\n")
+    print(
+        f"scan (1,4096), 4 heads of 64, chunk 64: {result['seconds']:.3f} s for {flops / 1e9:.1f} useful GFLOP = {rate:.0f} GFLOP/s,"
+    )
+    print(
+        f"{100 * rate / result['peak']:.0f} % of this machine's float32 matmul peak of {result['peak']:.0f} GFLOP/s (reach 40 %)\n"
+    )
 
 
 def main() -> None:

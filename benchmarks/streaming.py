@@ -1,16 +1,17 @@
 """Constant cost: `step` at position 10 and 1,000,000, and a million tokens through `scan` in flat memory.
 
-    python benchmarks/streaming.py [--tokens 1000000]
+python benchmarks/streaming.py [--tokens 1000000]
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import time
 
 import torch
-from harness import machine, median, memory, table, times
 
+from harness import machine, median, memory, table, times
 from mnemos.memory import Gates, MemorySpec, scan, step
 
 HEADS, DIM, BLOCK = 4, 64, 2048
@@ -18,7 +19,9 @@ HEADS, DIM, BLOCK = 4, 64, 2048
 
 def tokens(length: int):
     q, k = (torch.nn.functional.normalize(torch.randn(1, length, HEADS, DIM), dim=-1) for _ in range(2))
-    gates = Gates(*(low + (high - low) * torch.rand(1, length, HEADS) for low, high in ((0, 0.01), (0, 0.9), (0.99, 1))))
+    gates = Gates(
+        *(low + (high - low) * torch.rand(1, length, HEADS) for low, high in ((0, 0.01), (0, 0.9), (0.99, 1)))
+    )
     return q, k, torch.randn(1, length, HEADS, DIM), gates
 
 
@@ -41,9 +44,17 @@ def main() -> None:
             y, state = scan(q[:, :n], k[:, :n], v[:, :n], gates.map(lambda x, n=n: x[:, :n]), state, spec)
             position += n
         elapsed = time.perf_counter() - start
-        per_step = median(times(lambda: step(*one, state, spec), runs=200, warm=20))
+        per_step = median(times(functools.partial(step, *one, state, spec), runs=200, warm=20))
         assert torch.isfinite(y).all()
-        rows.append([f"{position:,}", f"{memory('VmRSS'):.0f} MB", f"{state.nbytes:,}", f"{1e3 * per_step:.3f} ms", f"{position / elapsed:,.0f}"])
+        rows.append(
+            [
+                f"{position:,}",
+                f"{memory('VmRSS'):.0f} MB",
+                f"{state.nbytes:,}",
+                f"{1e3 * per_step:.3f} ms",
+                f"{position / elapsed:,.0f}",
+            ]
+        )
         print("  " + "  ".join(rows[-1]), flush=True)
     print(table(["tokens read", "resident memory", "state bytes", "one step", "tokens/s in scan so far"], rows))
 

@@ -149,11 +149,19 @@ def grid() -> list[Case]:
         {"structure": "gated_mlp", "expansion": 2},
         {"structure": "test_composed"},
     ]
-    for shape, (window, chunk) in itertools.product(structures, [(1, 1), (1, 4), (1, 64), (3, 1), (5, 8), (9, 4), (40, 16)]):
+    for shape, (window, chunk) in itertools.product(
+        structures, [(1, 1), (1, 4), (1, 64), (3, 1), (5, 8), (9, 4), (40, 16)]
+    ):
         cases.append(Case(MemorySpec(key_dim=4, value_dim=4, window=window, chunk_size=chunk, **shape)))
         if chunk > 1 or window == 1:
             muon = MemorySpec(
-                key_dim=4, value_dim=4, window=window, chunk_size=chunk, rule="muon", commit_every=max(1, chunk // 4), **shape
+                key_dim=4,
+                value_dim=4,
+                window=window,
+                chunk_size=chunk,
+                rule="muon",
+                commit_every=max(1, chunk // 4),
+                **shape,
             )
             cases.append(Case(muon))
     for window, chunk in [(1, 1), (1, 16), (3, 8), (30, 4)]:
@@ -161,11 +169,20 @@ def grid() -> list[Case]:
             spec = MemorySpec(
                 key_dim=4, value_dim=3, structure="linear", anchor="token", window=window, chunk_size=chunk, **options
             )
-            cases.append(Case(spec, ("retain", "gate", "lag") if not spec.momentum else ("momentum", "retain", "decay")))
+            cases.append(
+                Case(spec, ("retain", "gate", "lag") if not spec.momentum else ("momentum", "retain", "decay"))
+            )
     for features, degree in [("elementwise", 3), ("monomials", 2), ("tensor", 2), ("sketch", 3)]:
         for structure, window in [("linear", 1), ("mlp", 4), ("gated_mlp", 1)]:
             spec = MemorySpec(
-                key_dim=3, value_dim=3, structure=structure, expansion=2, features=features, degree=degree, window=window, chunk_size=8
+                key_dim=3,
+                value_dim=3,
+                structure=structure,
+                expansion=2,
+                features=features,
+                degree=degree,
+                window=window,
+                chunk_size=8,
             )
             cases.append(Case(spec))
     for options in (
@@ -184,10 +201,19 @@ def grid() -> list[Case]:
         cases.append(Case(MemorySpec(**({"key_dim": 4, "value_dim": 4, "expansion": 2, "chunk_size": 8} | options))))
     for gates in ((), ("momentum",), ("retain",), ("gate",), ("momentum", "decay"), ("lag",)):
         for window, rule in [(1, "gd"), (4, "gd"), (4, "muon")]:
-            cases.append(Case(MemorySpec(key_dim=4, value_dim=4, expansion=2, window=window, rule=rule, chunk_size=4), gates))
+            cases.append(
+                Case(MemorySpec(key_dim=4, value_dim=4, expansion=2, window=window, rule=rule, chunk_size=4), gates)
+            )
     for structure, window, rule in [("linear", 1, "gd"), ("mlp", 3, "gd"), ("gated_mlp", 1, "gd"), ("mlp", 3, "muon")]:
         spec = MemorySpec(
-            key_dim=4, value_dim=4, expansion=2, structure=structure, window=window, rule=rule, chunk_size=4, momentum=False
+            key_dim=4,
+            value_dim=4,
+            expansion=2,
+            structure=structure,
+            window=window,
+            rule=rule,
+            chunk_size=4,
+            momentum=False,
         )
         cases.append(Case(spec, ("retain", "gate")))
     return cases

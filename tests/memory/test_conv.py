@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import assert_close_rms
 
+from helpers import assert_close_rms
 from mnemos.memory.conv import CausalConv1d
 
 f64 = torch.float64
@@ -92,7 +92,9 @@ def test_packed_documents_are_the_documents_alone(masked, with_tail):
 @pytest.mark.parametrize("way", ["plain", "mask", "packed"])
 def test_gradients_are_right_even_of_gradients(way):
     conv, x = build(), some(1, 8, C).requires_grad_()
-    arguments = {"plain": {}, "mask": {"mask": valid_tokens(1, 8)}, "packed": {"cu_seqlens": torch.tensor([0, 2, 8])}}[way]
+    arguments = {"plain": {}, "mask": {"mask": valid_tokens(1, 8)}, "packed": {"cu_seqlens": torch.tensor([0, 2, 8])}}[
+        way
+    ]
     tail = some(2 if way == "packed" else 1, 3, C, seed=1).requires_grad_()
 
     def run(x, tail, weight):

@@ -7,10 +7,10 @@ import functools
 import pytest
 import torch
 from cases import Case, grid, inputs
-from helpers import assert_close
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers import assert_close
 from mnemos.memory import Gates, MemorySpec, MemoryState, read, reference_scan, scan, step
 
 GRID = grid()
@@ -25,7 +25,9 @@ KINDS = [
     Case(MemorySpec(key_dim=4, value_dim=4, structure="gated_mlp", expansion=2, chunk_size=4, read="before")),
     Case(MemorySpec(key_dim=4, value_dim=4, structure="test_composed", window=5, chunk_size=4)),
     Case(MemorySpec(key_dim=4, value_dim=4, expansion=2, rule="muon", window=3, chunk_size=8, commit_every=4)),
-    Case(MemorySpec(key_dim=4, value_dim=4, expansion=2, features="monomials", momentum=False, chunk_size=8), ("retain",)),
+    Case(
+        MemorySpec(key_dim=4, value_dim=4, expansion=2, features="monomials", momentum=False, chunk_size=8), ("retain",)
+    ),
 ]
 every_kind = pytest.mark.parametrize("case", KINDS, ids=str)
 
@@ -55,7 +57,9 @@ def gradients(y, state: MemoryState, leaves: dict[str, torch.Tensor]) -> list[to
     g = torch.Generator().manual_seed(7)
     parts = [y, *(x for x in tensors(state).values() if x.is_floating_point())]
     total = sum((x * torch.randn(x.shape, generator=g, dtype=torch.float64).to(x.dtype)).sum() for x in parts)
-    return list(torch.autograd.grad(total, list(leaves.values()), materialize_grads=True, allow_unused=True, retain_graph=True))
+    return list(
+        torch.autograd.grad(total, list(leaves.values()), materialize_grads=True, allow_unused=True, retain_graph=True)
+    )
 
 
 @functools.cache
@@ -172,7 +176,9 @@ def test_a_later_token_changes_nothing_before_it_at_all(case):
     for t in (0, 1, 8, 16, 29):
         q, k, v = (torch.cat([a[:, :t], b[:, t:]], 1) for a, b in ((x.q, z.q), (x.k, z.k), (x.v, z.v)))
         mixed = {n: getattr(z.gates, n) for n in ("lr", "momentum", "retain", "gate", "lag")}
-        mixed = {n: None if b is None else torch.cat([getattr(x.gates, n)[:, :t], b[:, t:]], 1) for n, b in mixed.items()}
+        mixed = {
+            n: None if b is None else torch.cat([getattr(x.gates, n)[:, :t], b[:, t:]], 1) for n, b in mixed.items()
+        }
         changed, _ = scan(q, k, v, Gates(**mixed, decay=x.gates.decay), x.state(case.spec), case.spec, x.features)
         assert (changed[:, :t] - y[:, :t]).abs().max() == 0.0 if t else True
         assert (changed[:, t:] - y[:, t:]).abs().max() > 0

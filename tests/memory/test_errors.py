@@ -329,7 +329,10 @@ REFUSED = [
     ({"decay_first": "no", "structure": "linear", "anchor": "token"}, "^decay_first=.*True or False"),
 ]
 OVERSIZED = [
-    *(({name: 2**20 + 1}, f"^{name}=1048577 .*<= 1048576") for name in ("key_dim", "value_dim", "window", "chunk_size")),
+    *(
+        ({name: 2**20 + 1}, f"^{name}=1048577 .*<= 1048576")
+        for name in ("key_dim", "value_dim", "window", "chunk_size")
+    ),
     *(({name: 10**12}, f"^{name}=") for name in WHOLE),
     *(({name: 65}, f"^{name}=65 .*<= 64") for name in ("depth", "degree", "ns_steps")),
     ({"expansion": 1e300}, r"^expansion=1e\+300 .*<= 1048576"),
@@ -518,14 +521,23 @@ MISTAKES = {
         "^features are 'elementwise'.*'identity'",
         lambda x: call_with(x, features=make_features(dataclasses.replace(SPEC, features="elementwise"), H)),
     ),
-    "nameless features for a spec without": ("^features are 'Doubled'.*'identity'", lambda x: call_with(x, features=Doubled())),
+    "nameless features for a spec without": (
+        "^features are 'Doubled'.*'identity'",
+        lambda x: call_with(x, features=Doubled()),
+    ),
     "a structure with a parameter": ("^structure 'test_scaled' holds parameters", own_structure),
     "start weights of whole numbers": (
         "W0",
         lambda x: lambda: SPEC.initial_state([torch.ones(H, D, E, dtype=torch.int64)], batch=B),
     ),
-    "rows by truth values": ("^rows must be whole numbers.*bool", lambda x: lambda: x["state"].select(torch.tensor([True, False]))),
-    "rows by a list of truth values": ("^rows must be whole numbers", lambda x: lambda: x["state"].select([True, False])),
+    "rows by truth values": (
+        "^rows must be whole numbers.*bool",
+        lambda x: lambda: x["state"].select(torch.tensor([True, False])),
+    ),
+    "rows by a list of truth values": (
+        "^rows must be whole numbers",
+        lambda x: lambda: x["state"].select([True, False]),
+    ),
     "rows by fractions": ("^rows must be whole numbers", lambda x: lambda: x["state"].select([0.7])),
     "rows by name": ("^rows must be", lambda x: lambda: x["state"].select(["first"])),
 }

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from cases import Case, inputs
-from helpers import assert_close, randomise
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from helpers import assert_close, randomise
 from mnemos.memory import MemorySpec, NeuralMemory, scan
 
 SPECS = {

@@ -9,9 +9,9 @@ import itertools
 
 import pytest
 import torch
-from helpers import assert_close_rms, randomise
 from torch.utils.checkpoint import checkpoint
 
+from helpers import assert_close_rms, randomise
 from mnemos.memory import MemoryState
 from mnemos.memory.config import NeuralMemoryConfig
 from mnemos.memory.layer import NeuralMemory
@@ -41,7 +41,9 @@ each_case = pytest.mark.parametrize("case", CASES)
 
 def build(case: str = "titans", **more) -> NeuralMemory:
     torch.manual_seed(0)
-    return randomise(NeuralMemory(DIM, **(dict(heads=HEADS, chunk_size=5, gate_hidden=6, max_lr=0.2) | CASES[case] | more)).double())
+    return randomise(
+        NeuralMemory(DIM, **(dict(heads=HEADS, chunk_size=5, gate_hidden=6, max_lr=0.2) | CASES[case] | more)).double()
+    )
 
 
 def some(*shape: int, seed: int = 0, dtype=f64) -> torch.Tensor:
@@ -150,7 +152,9 @@ def test_every_parameter_has_a_gradient_at_the_first_step(case):
 def test_every_parameter_has_a_gradient_over_the_grid(structure, rule, gate, features):
     torch.manual_seed(0)
     window = 1 if gate == "none" else 3
-    mem = NeuralMemory(DIM, heads=HEADS, chunk_size=4, structure=structure, rule=rule, gate=gate, features=features, window=window)
+    mem = NeuralMemory(
+        DIM, heads=HEADS, chunk_size=4, structure=structure, rule=rule, gate=gate, features=features, window=window
+    )
     assert_all_learn(mem)
 
 
@@ -162,7 +166,11 @@ def assert_all_learn(mem: NeuralMemory) -> None:
         assert parameter.grad.isfinite().all(), f"{name} has a gradient that is not finite"
         assert parameter.grad.abs().amax() > 0, f"{name} has gradient 0"
         if parameter.shape[0] == HEADS:
-            assert (parameter.grad.flatten(1).abs().amax(1) > 0).all() if parameter.dim() > 1 else (parameter.grad != 0).all()
+            assert (
+                (parameter.grad.flatten(1).abs().amax(1) > 0).all()
+                if parameter.dim() > 1
+                else (parameter.grad != 0).all()
+            )
 
 
 @each_case
@@ -323,7 +331,8 @@ def test_the_default_ceiling_is_stable_for_identical_keys_whatever_the_momentum(
 
 
 @pytest.mark.parametrize(
-    ("dim", "heads", "head_dim"), [(384, 6, 64), (64, 1, 64), (96, 2, 48), (1000, 20, 50), (97, 1, 97), (12, 1, 12), (768, 12, 64)]
+    ("dim", "heads", "head_dim"),
+    [(384, 6, 64), (64, 1, 64), (96, 2, 48), (1000, 20, 50), (97, 1, 97), (12, 1, 12), (768, 12, 64)],
 )
 def test_the_default_heads_divide_the_width(dim, heads, head_dim):
     config = NeuralMemoryConfig(dim)

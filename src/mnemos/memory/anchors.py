@@ -65,7 +65,9 @@ class Materialised:
 class ImpliedAnchors:
     """All anchors of a tile of J chunks, and what their backward can do for all chunks at once."""
 
-    def __init__(self, J: int, stride: int, W: Maps, S: Maps, co: TileCoefficients, entries: list[Entries], ws: Workspace):
+    def __init__(
+        self, J: int, stride: int, W: Maps, S: Maps, co: TileCoefficients, entries: list[Entries], ws: Workspace
+    ):
         self.J, self.stride, self.ws, self.entries = J, stride, ws, entries
         self.W, self.S = W, S or [None] * len(W)
         self.C, self.beta, self.f = co.all
@@ -144,7 +146,7 @@ class Implied:
         if l:
             return dual.apply(x, tile.W[l], tile.S[l], rows, Entries(self._seen(a), self._seen(d)), ws)[0]
         z = ws.mul(rows.beta, self._own(tile.kW))
-        if tile.kS is not None:
+        if tile.kS is not None and rows.f is not None:
             z.addcmul_(rows.f, self._own(tile.kS))
         return ws.add_mm(z, ws.mul(rows.C, self._own(tile.kk)[:, :, : self.seen]), self._seen(d))
 
@@ -169,7 +171,9 @@ class Implied:
         tile = self.tile
         self._own(tile.Du[l]).copy_(Du)
         S, D = tile.S[l], grads.entries[l]
-        return self._pull(Du, t, tile.W[l].mT, None if S is None else S.mT, dual.transposed(tile.entries[l]), dual.transposed(D))
+        return self._pull(
+            Du, t, tile.W[l].mT, None if S is None else S.mT, dual.transposed(tile.entries[l]), dual.transposed(D)
+        )
 
     def _pull(self, Dz: Tensor, x: Tensor, W: Tensor, S: Tensor | None, entries: Entries, D: Entries) -> Tensor:
         """Gradient of x in x W_t, adding the share of the entries seen to D."""

@@ -19,6 +19,7 @@ from .rules import Coefficients
 from .spec import NS_COEFFICIENTS, MemorySpec
 from .tiles import Piece
 
+
 def run(
     spec: MemorySpec,
     piece: Piece,
@@ -42,7 +43,19 @@ def run(
             if piece.fresh and i % piece.period == 0:
                 A = W
             tile = Coefficients(*(x[i] if x.numel() else x for x in coefficients))
-            y, W, S = _tile(spec, piece, None if q is None else q[i], k[i], v[i], tile, lr[i], None if retain is None else retain[i], W, S, A)
+            y, W, S = _tile(
+                spec,
+                piece,
+                None if q is None else q[i],
+                k[i],
+                v[i],
+                tile,
+                lr[i],
+                None if retain is None else retain[i],
+                W,
+                S,
+                A,
+            )
             outputs.append(y)
         return (None if q is None else torch.stack(outputs), *W, *S, *A)
 

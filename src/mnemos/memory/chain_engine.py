@@ -96,7 +96,11 @@ def _save_every(spec: MemorySpec, piece: Piece) -> int:
 
 def fuse(maps: Maps, groups: tuple[tuple[int, ...], ...]) -> Maps:
     """Maps that share an input become one."""
-    return [torch.cat([maps[i] for i in group], -1) if len(group) > 1 else maps[group[0]] for group in groups] if maps else []
+    return (
+        [torch.cat([maps[i] for i in group], -1) if len(group) > 1 else maps[group[0]] for group in groups]
+        if maps
+        else []
+    )
 
 
 def split(fused: Maps, groups: tuple[tuple[int, ...], ...]) -> Maps:
@@ -125,7 +129,10 @@ def _tile_coefficients(plan: Plan, C: Tensor, beta: Tensor, f: Tensor, n: Tensor
     nothing = [None] * len(C)
     f_rows = f[:, :, at, None].unbind(0) if plan.momentum else nothing
     reads = map(Rows, beta[:, :, at, None].unbind(0), f_rows, C[:, :, at].unbind(0))
-    ends = (x.unbind(0) for x in (*(x[..., None, None] for x in (beta[..., -1], f[..., -1], m)), C[:, :, -1, :, None], n.unsqueeze(-1)))
+    ends = (
+        x.unbind(0)
+        for x in (*(x[..., None, None] for x in (beta[..., -1], f[..., -1], m)), C[:, :, -1, :, None], n.unsqueeze(-1))
+    )
     whole = zip(C.unbind(0), beta.unbind(0), f.unbind(0))
     return [TileCoefficients(*tile) for tile in zip(reads, map(End, *ends), whole)]
 
@@ -157,7 +164,9 @@ def write_keys(plan: Plan, k: Tensor, v: Tensor, co: TileCoefficients, A: Maps, 
     return entries, z, u
 
 
-def keys_at(plan: Plan, anchor: Materialised | Implied, k: Tensor, v: Tensor, n: int, ws: Workspace) -> tuple[list[Entries], Maps, Maps]:
+def keys_at(
+    plan: Plan, anchor: Materialised | Implied, k: Tensor, v: Tensor, n: int, ws: Workspace
+) -> tuple[list[Entries], Maps, Maps]:
     a, z = [k], []
     for l in range(n if plan.l2 else n - 1):
         z.append(anchor.apply(l, a[l]))
@@ -171,7 +180,9 @@ def keys_at(plan: Plan, anchor: Materialised | Implied, k: Tensor, v: Tensor, n:
     return [Entries(*pair) for pair in zip(a, d)], z, u
 
 
-def keys_at_backward(plan: Plan, anchor, entries: list[Entries], at: list, u: Maps, D: list[Entries], grads: Grads) -> tuple[Tensor, Tensor]:
+def keys_at_backward(
+    plan: Plan, anchor, entries: list[Entries], at: list, u: Maps, D: list[Entries], grads: Grads
+) -> tuple[Tensor, Tensor]:
     """Backward of `keys_at` from the gradients D of its entries. `at`: the joints at its pre-activations. Returns Dk and Dv.
 
     An implied anchor leaves Dk to be settled for all sub-chunks at once, and returns D[0].a as it is.
@@ -193,7 +204,9 @@ def keys_at_backward(plan: Plan, anchor, entries: list[Entries], at: list, u: Ma
     return down, Dv
 
 
-def _read(plan: Plan, q: Tensor, rows: Rows, W: Maps, S: Maps, entries: list[Entries], ws: Workspace) -> tuple[Tensor, Maps, list[Tensor]]:
+def _read(
+    plan: Plan, q: Tensor, rows: Rows, W: Maps, S: Maps, entries: list[Entries], ws: Workspace
+) -> tuple[Tensor, Maps, list[Tensor]]:
     """y of every token of the tile; and the pre-activations and what the maps want kept."""
     x, z, kept = q, [], []
     for l in range(len(W)):
@@ -205,7 +218,9 @@ def _read(plan: Plan, q: Tensor, rows: Rows, W: Maps, S: Maps, entries: list[Ent
     return out, z, kept
 
 
-def _read_backward(plan: Plan, Dy: Tensor, q: Tensor, rows: Rows, W: Maps, S: Maps, entries, z, kept, grads: Grads, ws: Workspace) -> tuple[Tensor, list[Tensor]]:
+def _read_backward(
+    plan: Plan, Dy: Tensor, q: Tensor, rows: Rows, W: Maps, S: Maps, entries, z, kept, grads: Grads, ws: Workspace
+) -> tuple[Tensor, list[Tensor]]:
     """Returns Dq and the gradients of the rows: of C, beta and, with momentum, f."""
     Dz, kept, of = Dy, list(kept), []
     for l in range(len(W) - 1, -1, -1):
@@ -226,7 +241,9 @@ def _advance(end: End, W: Maps, S: Maps, entries: list[Entries], ws: Workspace, 
     return [w for w, _ in ends], [s for _, s in ends if s is not None]
 
 
-def _advance_backward(DW: Maps, DS: Maps, end: End, W: Maps, S: Maps, entries: list[Entries], ws: Workspace) -> tuple[list[Entries], list[Tensor]]:
+def _advance_backward(
+    DW: Maps, DS: Maps, end: End, W: Maps, S: Maps, entries: list[Entries], ws: Workspace
+) -> tuple[list[Entries], list[Tensor]]:
     """Backward of `_advance`: DW and DS become those of the tile's start. Returns the gradients of the entries and of `end`."""
     result, of = [], []
     for l, w in enumerate(W):
@@ -253,7 +270,9 @@ class _Chain(torch.autograd.Function):
             if plan.fresh and i % plan.period == 0:
                 A = W if plan.period == 1 else [w.clone() for w in W]
             if keep and i % plan.save_every == 0:
-                states.put([*W, *S] if plan.period == 1 else [*W, *S, *A], i // plan.save_every, -(-len(ks) // plan.save_every))
+                states.put(
+                    [*W, *S] if plan.period == 1 else [*W, *S, *A], i // plan.save_every, -(-len(ks) // plan.save_every)
+                )
             entries, z, u = write_keys(plan, ks[i], vs[i], co[i], A, W, S, ws)
             zq, kept = [], []
             if plan.reads:
@@ -266,7 +285,7 @@ class _Chain(torch.autograd.Function):
             given = [] if plan.fresh else A
             ctx.plan = plan
             ctx.counts = (len(given), len(states.stacks))
-            ctx.save_for_backward(q, k, v, C, beta, f, n, m, *given, *states.stacks, *saved.stacks)
+            ctx.save_for_backward(q, k, C, beta, f, n, m, *given, *states.stacks, *saved.stacks)
         y = outputs.stacks[0] if plan.reads else k.new_zeros(0)
         return (y, *(x.clone() for x in (*W, *S)))
 
@@ -275,14 +294,17 @@ class _Chain(torch.autograd.Function):
     @without_autocast
     def backward(ctx, Dy, *Dend):
         plan = ctx.plan
-        layers, J, step = len(plan.joints) + 1, plan.subchunks, plan.save_every
-        q, k, v, C, beta, f, n, m, *rest = ctx.saved_tensors
+        layers, step = len(plan.joints) + 1, plan.save_every
+        q, k, C, beta, f, n, m, *rest = ctx.saved_tensors
         n_given, n_states = ctx.counts
         given = rest[:n_given]
-        states, saved = (list(zip(*(x.unbind(0) for x in xs))) for xs in (rest[n_given : n_given + n_states], rest[n_given + n_states :]))
+        states, saved = (
+            list(zip(*(x.unbind(0) for x in xs)))
+            for xs in (rest[n_given : n_given + n_states], rest[n_given + n_states :])
+        )
         co = _tile_coefficients(plan, C, beta, f, n, m)
         DC, Dbeta, Df = (torch.zeros_like(x) for x in (C, beta, f))
-        ks, vs, qs, Dys = k.unbind(0), v.unbind(0), q.unbind(0), Dy.unbind(0)
+        ks, qs, Dys = k.unbind(0), q.unbind(0), Dy.unbind(0)
         N, ws = len(ks), Workspace(k, plan.low)
         inputs, of_rows, of_end = Store(), Store(), Store()
         DW, DS = [x.clone() for x in Dend[:layers]], [x.clone() for x in Dend[layers:]]
@@ -308,13 +330,15 @@ class _Chain(torch.autograd.Function):
                     for w, x in zip(DW, DA):
                         w.add_(x)
                     DA = None
-        Dgiven = [] if plan.fresh else DA
+        Dgiven = [] if plan.fresh or DA is None else DA
         Dq = of_rows.stacks.pop() if plan.reads else None
         Dn, Dm = _collect(plan, of_rows.stacks, of_end.stacks, DC, Dbeta, Df)
         return (None, Dq, *inputs.stacks, DC, Dbeta, Df, Dn, Dm, *DW, *DS, *Dgiven)
 
 
-def _collect(plan: Plan, rows: Maps, end: Maps, DC: Tensor, Dbeta: Tensor, Df: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def _collect(
+    plan: Plan, rows: Maps, end: Maps, DC: Tensor, Dbeta: Tensor, Df: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
     """Add the coefficient gradients of all tiles to DC, Dbeta and Df. Returns Dn and Dm."""
     if rows:
         at = _read_at(plan, DC.shape[2] - 1)
@@ -330,7 +354,9 @@ def _collect(plan: Plan, rows: Maps, end: Maps, DC: Tensor, Dbeta: Tensor, Df: T
     return end[4], end[3]
 
 
-def _write_keys_backward(plan: Plan, A: Maps, W: Maps, S: Maps, co, entries, at, u, grads: Grads, ws: Workspace) -> tuple[Tensor, Tensor]:
+def _write_keys_backward(
+    plan: Plan, A: Maps, W: Maps, S: Maps, co, entries, at, u, grads: Grads, ws: Workspace
+) -> tuple[Tensor, Tensor]:
     J = plan.subchunks
     if J == 1:
         return keys_at_backward(plan, Materialised(A, ws), entries, at[0], u, grads.entries, grads)

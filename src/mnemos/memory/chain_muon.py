@@ -106,7 +106,9 @@ def _read(plan: Plan, q: Tensor, beta: Tensor, W: list[Tensor], ws: Workspace) -
     return out, z
 
 
-def _read_backward(plan: Plan, Dy: Tensor, q: Tensor, beta: Tensor, W, z, DW: list[Tensor], ws: Workspace) -> tuple[Tensor, Tensor]:
+def _read_backward(
+    plan: Plan, Dy: Tensor, q: Tensor, beta: Tensor, W, z, DW: list[Tensor], ws: Workspace
+) -> tuple[Tensor, Tensor]:
     """Backward of `_read`: adds to DW, returns Dq and Dbeta (G, R)."""
     Dz, Dbeta = Dy, torch.zeros_like(beta)
     for l in range(len(W) - 1, -1, -1):
@@ -199,6 +201,7 @@ class _Muon(torch.autograd.Function):
         Dbeta, Dn, Dm, Dlr = (torch.zeros_like(x) for x in (beta, n, m, lr))
         DW, DS = [x.clone() for x in Dend[:D]], [x.clone() for x in Dend[D:]]
         DA: list[Tensor] | None = None
+        following = end
         N, step, ws = k.shape[0], chain.save_every, Workspace(k, chain.low)
         for first in range((N - 1) // step * step, -1, -step):
             last = min(first + step, N)
@@ -208,11 +211,11 @@ class _Muon(torch.autograd.Function):
             for i in range(last - 1, first - 1, -1):
                 ws.reset(marks)
                 W, S, A, moved, grams, entries, at, u, zq = group[i - first]
-                new = end if i == N - 1 else (group[i + 1 - first][0] if i + 1 < last else following)
+                new = group[i + 1 - first][0] if i + 1 < last else following
                 if DA is None:
                     DA = [torch.zeros_like(x) for x in A]
                 if chain.reads:
-                    Dq[i] = _reads_backward(plan, Dy[i], q[i], beta[i], W, new, zq, DW, Dbeta[i], old=False, ws=ws)
+                    _new_read_backward(plan, Dy[i], q[i], beta[i], new, zq, DW, Dq[i], ws)
                 DW_old = [beta[i][:, -1, None, None] * x for x in DW]
                 Dbeta[i][:, -1] += sum((x * w).sum((1, 2)) for x, w in zip(DW, W))
                 if plan.commit:
@@ -220,9 +223,7 @@ class _Muon(torch.autograd.Function):
                     for x, y in zip(DS, _commit_backward(plan, moved, grams, DO, DW, Dlr[i])):
                         x.add_(y)
                 if chain.reads:
-                    part = _reads_backward(plan, Dy[i], q[i], beta[i], W, new, zq, DW_old, Dbeta[i], old=True, ws=ws)
-                    if part is not None:
-                        Dq[i][:, : part.shape[1]] = part
+                    _old_reads_backward(plan, Dy[i], q[i], beta[i], W, zq, DW_old, Dq[i], Dbeta[i], ws)
                 D_entries = _momentum_backward(n[i], m[i], S, entries, DS, Dn[i], Dm[i], ws)
                 grads = Grads([], [], DA, D_entries, beta, beta, beta)
                 Dk[i], Dv[i] = keys_at_backward(chain, Materialised(A, ws), entries, at, u, D_entries, grads)
@@ -232,11 +233,13 @@ class _Muon(torch.autograd.Function):
                         w.add_(x)
                     DA = None
             following = group[0][0]
-        Dgiven = [] if chain.fresh else DA
+        Dgiven = [] if chain.fresh or DA is None else DA
         return (None, Dq if chain.reads else None, Dk, Dv, Dbeta, Dn, Dm, Dlr, *DW, *DS, *Dgiven)
 
 
-def _replay(plan: MuonPlan, beta, n, m, lr, k, state, saved, first: int, last: int, D: int, ws: Workspace) -> list[tuple]:
+def _replay(
+    plan: MuonPlan, beta, n, m, lr, k, state, saved, first: int, last: int, D: int, ws: Workspace
+) -> list[tuple]:
     """States, anchors, momenta and entries of the tiles first..last-1."""
     chain = plan.chain
     W, S, A = list(state[:D]), list(state[D : 2 * D]), list(state[2 * D :])
@@ -261,23 +264,24 @@ def _replay(plan: MuonPlan, beta, n, m, lr, k, state, saved, first: int, last: i
     return tiles
 
 
-def _reads_backward(plan: MuonPlan, Dy, q, beta, W, new, zq, DW, Dbeta, old: bool, ws: Workspace) -> Tensor | None:
-    """Backward of the reads of the new weights (old=False: returns the whole Dq), or of the old ones."""
-    L = q.shape[1]
-    span, last = _read_spans(plan, L)
-    if not old:
-        Dq = torch.zeros_like(q)
-        if last:
-            z = [x[:, L - 1 :] for x in zq]
-            Dq[:, L - 1 :], _ = _read_backward(plan.chain, Dy[:, L - 1 :], q[:, L - 1 :], beta[:, :1, None], new, z, DW, ws)
-        return Dq
-    if span is None:
-        return None
-    shift = 0 if plan.chain.before else 1
-    z = [x[:, span] for x in zq]
-    part, Drows = _read_backward(plan.chain, Dy[:, span], q[:, span], _old_beta(plan, beta, span), W, z, DW, ws)
-    Dbeta[:, span.start + shift : span.stop + shift] += Drows
-    return part
+def _new_read_backward(plan: MuonPlan, Dy, q, beta, new, zq, DW, Dq: Tensor, ws: Workspace) -> None:
+    """Backward of the committing token's read of the new weights, where there is one."""
+    _, last = _read_spans(plan, q.shape[1])
+    if last:
+        at = slice(q.shape[1] - 1, None)
+        z = [x[:, at] for x in zq]
+        Dq[:, at], _ = _read_backward(plan.chain, Dy[:, at], q[:, at], beta[:, :1, None], new, z, DW, ws)
+
+
+def _old_reads_backward(plan: MuonPlan, Dy, q, beta, W, zq, DW, Dq: Tensor, Dbeta: Tensor, ws: Workspace) -> None:
+    """Backward of the reads of the weights before the commit."""
+    span, _ = _read_spans(plan, q.shape[1])
+    if span is not None:
+        shift = 0 if plan.chain.before else 1
+        z = [x[:, span] for x in zq]
+        part = _read_backward(plan.chain, Dy[:, span], q[:, span], _old_beta(plan, beta, span), W, z, DW, ws)
+        Dq[:, span] = part[0]
+        Dbeta[:, span.start + shift : span.stop + shift] += part[1]
 
 
 def _commit_backward(plan: MuonPlan, moved, grams, DO, DW, Dlr: Tensor) -> list[Tensor]:
@@ -293,7 +297,9 @@ def _commit_backward(plan: MuonPlan, moved, grams, DO, DW, Dlr: Tensor) -> list[
     return _unstack(plan, grads, DW)
 
 
-def _momentum_backward(n: Tensor, m: Tensor, S, entries: list[Entries], DS, Dn: Tensor, Dm: Tensor, ws: Workspace) -> list[Entries]:
+def _momentum_backward(
+    n: Tensor, m: Tensor, S, entries: list[Entries], DS, Dn: Tensor, Dm: Tensor, ws: Workspace
+) -> list[Entries]:
     """Backward of `_gather_momentum`: DS becomes the gradient of the momentum before the tile; returns that of the entries."""
     result = []
     for s, e, Ds in zip(S, entries, DS):

@@ -38,14 +38,20 @@ def check_inputs(
         documents = _check_cu_seqlens(cu_seqlens, B, T)
     check_state(state, spec, documents, H, k.device)
     if mask is not None and (not isinstance(mask, Tensor) or mask.shape != (B, T) or mask.dtype != torch.bool):
-        got = f"has shape {tuple(mask.shape)} and type {mask.dtype}" if isinstance(mask, Tensor) else f"is a {_kind(mask)}"
+        got = (
+            f"has shape {tuple(mask.shape)} and type {mask.dtype}"
+            if isinstance(mask, Tensor)
+            else f"is a {_kind(mask)}"
+        )
         raise ValueError(f"mask {got}, but a bool tensor {(B, T)} is expected")
     _check_features(features, spec, H)
     _check_gates(gates, (B, T, H), spec, k.device)
     _check_network(spec, k)
 
 
-def check_token(q: Tensor, k: Tensor, v: Tensor, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask) -> None:
+def check_token(
+    q: Tensor, k: Tensor, v: Tensor, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask
+) -> None:
     """The arguments of `step`."""
     if not isinstance(k, Tensor) or k.dim() != 4 or k.shape[1] != 1:
         raise ValueError(f"k has shape {_shape(k)}, but step takes one token: (B, 1, H, {spec.key_dim})")
@@ -92,7 +98,12 @@ def _check_floats(name: str, x, dim: int) -> None:
 def _check_cu_seqlens(cu_seqlens: Tensor, B: int, T: int) -> int:
     if B != 1:
         raise ValueError(f"cu_seqlens needs one packed row, but the batch is {B}")
-    if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dim() != 1 or len(cu_seqlens) < 2 or cu_seqlens.is_floating_point():
+    if (
+        not isinstance(cu_seqlens, Tensor)
+        or cu_seqlens.dim() != 1
+        or len(cu_seqlens) < 2
+        or cu_seqlens.is_floating_point()
+    ):
         raise ValueError("cu_seqlens must be a whole-number vector [0, end of document 1, ..., T]")
     bounds = cu_seqlens.tolist()
     if bounds[0] != 0 or bounds[-1] != T or any(a > b for a, b in zip(bounds, bounds[1:])):
@@ -103,15 +114,23 @@ def _check_cu_seqlens(cu_seqlens: Tensor, B: int, T: int) -> int:
 def _check_features(features, spec: MemorySpec, heads: int) -> None:
     if features is None:
         if spec.features != "identity":
-            raise ValueError(f"the spec has features={spec.features!r}: pass features=make_features(spec, heads={heads})")
+            raise ValueError(
+                f"the spec has features={spec.features!r}: pass features=make_features(spec, heads={heads})"
+            )
         return
     dims = getattr(features, "dim_in", None), getattr(features, "dim_out", None)
     if not callable(features) or None in dims:
-        raise ValueError(f"features is a {_kind(features)} without dim_in and dim_out: pass a FeatureMap, as make_features makes it")
+        raise ValueError(
+            f"features is a {_kind(features)} without dim_in and dim_out: pass a FeatureMap, as make_features makes it"
+        )
     if dims != (spec.key_dim, spec.lifted_dim):
-        raise ValueError(f"features map {dims[0]} to {dims[1]} dimensions, but the spec needs {spec.key_dim} to {spec.lifted_dim}")
+        raise ValueError(
+            f"features map {dims[0]} to {dims[1]} dimensions, but the spec needs {spec.key_dim} to {spec.lifted_dim}"
+        )
     if getattr(features, "heads", heads) != heads:
-        raise ValueError(f"features are of {features.heads} heads, but the input has {heads}: use make_features(spec, heads={heads})")
+        raise ValueError(
+            f"features are of {features.heads} heads, but the input has {heads}: use make_features(spec, heads={heads})"
+        )
     name = getattr(features, "name", None if spec.features == "identity" else spec.features)
     if name != spec.features:
         raise ValueError(f"features are {name or _kind(features)!r}, but the spec has features={spec.features!r}")

@@ -76,7 +76,14 @@ class NeuralMemoryConfig:
     eps: float = 1e-6
 
     def __post_init__(self):
-        for name, least in (("dim", 1), ("heads", 1), ("key_dim", 1), ("value_dim", 1), ("conv_width", 0), ("gate_hidden", 1)):
+        for name, least in (
+            ("dim", 1),
+            ("heads", 1),
+            ("key_dim", 1),
+            ("value_dim", 1),
+            ("conv_width", 0),
+            ("gate_hidden", 1),
+        ):
             value = getattr(self, name)
             optional = name not in ("dim", "gate_hidden")
             if not (optional and value is None) and (type(value) is not int or value < least):
@@ -87,7 +94,9 @@ class NeuralMemoryConfig:
             raise ValueError(f"qk_norm={self.qk_norm!r} is unknown; choose one of {', '.join(map(repr, QK_NORMS))}")
         parts = [] if self.gate == "none" else str(self.gate).split("*")
         if not set(parts) <= set(GATES) or len(parts) != len(set(parts)):
-            raise ValueError(f"gate={self.gate!r} is unknown; it is 'none' or a product of {', '.join(GATES)}: 'token*decay'")
+            raise ValueError(
+                f"gate={self.gate!r} is unknown; it is 'none' or a product of {', '.join(GATES)}: 'token*decay'"
+            )
         if "decay" in parts and self.window == 1:
             raise ValueError(f"gate={self.gate!r} needs window > 1: with window=1 there is no lag to decay over")
         for name in ("momentum_init", "retain_init", "gate_init", "decay_init"):
@@ -99,7 +108,9 @@ class NeuralMemoryConfig:
             if not (value is None or value > 0):
                 raise ValueError(f"{name}={value!r} must be None or > 0")
         if not 0 < self.lr_start < self.lr_ceiling:
-            raise ValueError(f"lr_init={self.lr_init!r} must lie between 0 and max_lr={self.lr_ceiling:g}, ends excluded")
+            raise ValueError(
+                f"lr_init={self.lr_init!r} must lie between 0 and max_lr={self.lr_ceiling:g}, ends excluded"
+            )
         if not self.eps > 0:
             raise ValueError(f"eps={self.eps!r} must be > 0")
         if not self.learned_start and len(self.spec.shapes) > 1:
@@ -118,7 +129,9 @@ class NeuralMemoryConfig:
     @functools.cached_property
     def spec(self) -> MemorySpec:
         """What the engine needs to know. Muon always has a momentum buffer: it is what a commit orthogonalises."""
-        shared = {field.name for field in dataclasses.fields(MemorySpec)} & {field.name for field in dataclasses.fields(self)}
+        shared = {field.name for field in dataclasses.fields(MemorySpec)} & {
+            field.name for field in dataclasses.fields(self)
+        }
         values = {name: getattr(self, name) for name in shared}
         values["key_dim"] = self.key_dim or self.dim // self.head_count
         values["value_dim"] = self.value_dim or self.dim // self.head_count

@@ -49,7 +49,9 @@ class CausalConv1d(nn.Module):
         if x.dim() != 3 or x.shape[-1] != self.channels:
             raise ValueError(f"x has shape {tuple(x.shape)}, but (batch, time, {self.channels}) is expected")
         if tail is not None and tuple(tail.shape) != (rows, self.width - 1, self.channels):
-            raise ValueError(f"tail has shape {tuple(tail.shape)}, but {(rows, self.width - 1, self.channels)} is expected")
+            raise ValueError(
+                f"tail has shape {tuple(tail.shape)}, but {(rows, self.width - 1, self.channels)} is expected"
+            )
         if cu_seqlens is not None and x.shape[0] != 1:
             raise ValueError(f"cu_seqlens goes with a single packed row, but x has batch {x.shape[0]}")
         return causal_conv(x, self.weight, tail, mask, cu_seqlens)

@@ -41,7 +41,9 @@ def _dot(x: Tensor, y: Tensor, like: Tensor, ws: Workspace) -> Tensor:
     return _sum_to(ws.mul(x, y).sum(-1, keepdim=True), like)
 
 
-def apply(x: Tensor, W: Tensor, S: Tensor | None, rows: Rows, entries: Entries, ws: Workspace) -> tuple[Tensor, tuple[Tensor, ...]]:
+def apply(
+    x: Tensor, W: Tensor, S: Tensor | None, rows: Rows, entries: Entries, ws: Workspace
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     """x W_t, and what its backward wants kept: x aᵀ, and x W and x S where they are the narrow side."""
     P = ws.mm(x, entries.a.mT)
     if W.shape[1] <= W.shape[2]:
@@ -60,7 +62,17 @@ def apply(x: Tensor, W: Tensor, S: Tensor | None, rows: Rows, entries: Entries, 
 
 
 def apply_backward(
-    Dz: Tensor, x: Tensor, kept: tuple[Tensor, ...], W: Tensor, S: Tensor | None, rows: Rows, entries: Entries, DW: Tensor, DS: Tensor | None, D: Entries, ws: Workspace
+    Dz: Tensor,
+    x: Tensor,
+    kept: tuple[Tensor, ...],
+    W: Tensor,
+    S: Tensor | None,
+    rows: Rows,
+    entries: Entries,
+    DW: Tensor,
+    DS: Tensor | None,
+    D: Entries,
+    ws: Workspace,
 ) -> tuple[Tensor, Rows]:
     """Backward of `apply`: returns Dx and the gradients of the rows."""
     P = kept[0]
@@ -106,7 +118,9 @@ class End(NamedTuple):
     n: Tensor
 
 
-def advance(W: Tensor, S: Tensor | None, end: End, entries: Entries, ws: Workspace, into: Workspace) -> tuple[Tensor, Tensor | None]:
+def advance(
+    W: Tensor, S: Tensor | None, end: End, entries: Entries, ws: Workspace, into: Workspace
+) -> tuple[Tensor, Tensor | None]:
     """W and S at the tile's end, in buffers of `into`."""
     new = into.mul(end.beta, W)
     if S is not None:

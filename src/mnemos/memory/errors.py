@@ -82,7 +82,7 @@ class _Errors(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, _, *grads: Tensor | None):  # ty: ignore[invalid-method-override]
+    def backward(ctx, _, *grads: Tensor | None):  # ty: ignore[incompatible-method-override]
         wanted = ctx.needs_input_grad[1:]
         leaves = [x.detach().requires_grad_(need) for x, need in zip(ctx.saved_tensors, wanted)]
         with torch.autocast(leaves[0].device.type, enabled=False):

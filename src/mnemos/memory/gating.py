@@ -59,7 +59,9 @@ class Gating(nn.Module):
             "lag": config.gate_init,
         }
         nn.init.zeros_(self.linear.weight)
-        for name, bias, weight in zip(self.sizes, *(x.split(list(self.sizes.values())) for x in (self.linear.bias, self.linear.weight))):
+        for name, bias, weight in zip(
+            self.sizes, *(x.split(list(self.sizes.values())) for x in (self.linear.bias, self.linear.weight))
+        ):
             if name == "hidden":
                 nn.init.normal_(weight, std=config.dim**-0.5)
                 nn.init.zeros_(bias)

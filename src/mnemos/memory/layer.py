@@ -53,7 +53,9 @@ class NeuralMemory(nn.Module):
         self.conv = CausalConv1d(sum(self.splits), config.conv_width) if config.conv_width else None
         self.gating = Gating(config)
         self.features = make_features(self.spec, H)
-        self.W0 = nn.ParameterList(torch.empty(H, *shape) for shape in self.spec.shapes) if config.learned_start else None
+        self.W0 = (
+            nn.ParameterList(torch.empty(H, *shape) for shape in self.spec.shapes) if config.learned_start else None
+        )
         self.norm = RMSNorm(self.spec.value_dim, config.eps)
         self.output_gate = nn.Linear(config.dim, H * self.spec.value_dim, bias=False) if config.output_gate else None
         self.out = nn.Linear(H * self.spec.value_dim, config.dim, bias=False)
@@ -65,7 +67,11 @@ class NeuralMemory(nn.Module):
         if self.W0 is None:
             return
         chain = self.spec.network.chain
-        gated = {i for group, joint in zip(chain.groups, chain.joints) if joint == "geglu" for i in group} if chain else set()
+        gated = (
+            {i for group, joint in zip(chain.groups, chain.joints) if joint == "geglu" for i in group}
+            if chain
+            else set()
+        )
         for i, (w, (d_in, d_out)) in enumerate(zip(self.W0, self.spec.shapes)):
             if i == len(self.spec.shapes) - 1:
                 std = 0.1 * d_in**-0.5
@@ -101,7 +107,9 @@ class NeuralMemory(nn.Module):
         record = None
         if trace:
             if cu_seqlens is not None:
-                raise ValueError("trace=True does not go with cu_seqlens; run the documents as rows of a batch, with a mask")
+                raise ValueError(
+                    "trace=True does not go with cu_seqlens; run the documents as rows of a batch, with a mask"
+                )
             y, state, record = traced_scan(q, k, v, gates, state, self.spec, self.features, mask, position)
         elif x.shape[1] == 1 and cu_seqlens is None and not torch.is_grad_enabled():
             y, state = step(q, k, v, gates, state, self.spec, self.features, mask)
@@ -165,29 +173,43 @@ class NeuralMemory(nn.Module):
         """Refuse what does not fit, in words; fill in the state; blank masked tokens, which may hold anything."""
         if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[-1] != self.config.dim or 0 in x.shape:
             got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"x has shape {got}, but (batch, time, dim={self.config.dim}) with at least one token is expected")
+            raise ValueError(
+                f"x has shape {got}, but (batch, time, dim={self.config.dim}) with at least one token is expected"
+            )
         dtype = self.out.weight.dtype
         if not x.is_floating_point() or (x.dtype != dtype and not torch.is_autocast_enabled(x.device.type)):
-            raise ValueError(f"x has type {x.dtype}, but the layer's parameters are {dtype}; convert one, or use torch.autocast")
+            raise ValueError(
+                f"x has type {x.dtype}, but the layer's parameters are {dtype}; convert one, or use torch.autocast"
+            )
         if cu_seqlens is not None and (x.shape[0] != 1 or cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2):
             raise ValueError("cu_seqlens must be a vector [0, end of document 1, …, T] for an x of batch 1")
         rows = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
         if state is None:
             state = self.initial_state(rows)
         elif not isinstance(state, MemoryState):
-            raise ValueError(f"state is a {type(state).__name__}, but must be a MemoryState, as an earlier call returned it")
+            raise ValueError(
+                f"state is a {type(state).__name__}, but must be a MemoryState, as an earlier call returned it"
+            )
         elif state.spec != self.spec:
-            raise ValueError("state belongs to a memory with another spec; begin with state=None or mem.initial_state(batch)")
+            raise ValueError(
+                "state belongs to a memory with another spec; begin with state=None or mem.initial_state(batch)"
+            )
         elif state.batch != rows:
-            raise ValueError(f"state has {state.batch} rows, but {rows} are expected; use state.select([...]) to pick rows")
+            raise ValueError(
+                f"state has {state.batch} rows, but {rows} are expected; use state.select([...]) to pick rows"
+            )
         elif state.position.device != x.device:
-            raise ValueError(f"state is on {state.position.device}, but x is on {x.device}; use state.to({str(x.device)!r})")
+            raise ValueError(
+                f"state is on {state.position.device}, but x is on {x.device}; use state.to({str(x.device)!r})"
+            )
         tail = None if self.conv is None else (rows, self.conv.width - 1, self.conv.channels)
         if (None if state.conv is None else tuple(state.conv.shape)) != tail:
             raise ValueError("state has convolution tails that do not fit conv_width, heads or dims of this layer")
         if mask is not None:
             if mask.shape != x.shape[:2] or mask.dtype != torch.bool:
-                raise ValueError(f"mask has shape {tuple(mask.shape)} and type {mask.dtype}, but bool {tuple(x.shape[:2])} is expected")
+                raise ValueError(
+                    f"mask has shape {tuple(mask.shape)} and type {mask.dtype}, but bool {tuple(x.shape[:2])} is expected"
+                )
             x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
         return x, state
 

@@ -43,7 +43,7 @@ class _NewtonSchulz(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     @without_autocast
-    def backward(ctx, DX: Tensor):  # ty: ignore[invalid-method-override]
+    def backward(ctx, DX: Tensor):
         S, *grams = ctx.saved_tensors
         return orthogonalise_backward(S, grams, ctx.coefficients, DX)[1], None, None
 
@@ -59,7 +59,9 @@ def orthogonalise(S: Tensor, steps: int, coefficients: Polynomial) -> tuple[Tens
     return X, grams
 
 
-def orthogonalise_backward(S: Tensor, grams: list[Tensor], coefficients: Polynomial, DX: Tensor) -> tuple[Tensor, Tensor]:
+def orthogonalise_backward(
+    S: Tensor, grams: list[Tensor], coefficients: Polynomial, DX: Tensor
+) -> tuple[Tensor, Tensor]:
     """The step again, and the gradient of S from that of the step."""
     a, b, c = coefficients
     X, norm, alive = _normalise(S)

@@ -96,7 +96,9 @@ def _run_rows(run_grid, q, k, v, gates: Gates, state: MemoryState, spec: MemoryS
             lr=gather(gates.lr),  # ty: ignore[invalid-argument-type]
             momentum=gather(gates.momentum, 1.0),
             retain=gather(gates.retain, 1.0),
-            gate=present.to(k.dtype).unsqueeze(-1).expand(-1, -1, k.shape[1]) if gates.gate is None else gather(gates.gate),
+            gate=present.to(k.dtype).unsqueeze(-1).expand(-1, -1, k.shape[1])
+            if gates.gate is None
+            else gather(gates.gate),
             decay=gates.decay,
             lag=gather(gates.lag),
         ),

@@ -27,7 +27,10 @@ def reference_scan(
         rows = [[(b, t) for t in range(T) if mask is None or bool(mask[b, t])] for b in range(B)]
     else:
         ends = cu_seqlens.tolist()
-        rows = [[(0, t) for t in range(start, stop) if mask is None or bool(mask[0, t])] for start, stop in zip(ends, ends[1:])]
+        rows = [
+            [(0, t) for t in range(start, stop) if mask is None or bool(mask[0, t])]
+            for start, stop in zip(ends, ends[1:])
+        ]
 
     sources = [q, k, v, *vars(gates).values(), *state._tensors().values(), *getattr(features, "parameters", list)()]
     tracking = torch.is_grad_enabled() and any(x.requires_grad for x in sources if x is not None)
@@ -118,7 +121,9 @@ class _Row:
             if (self.position + 1) % spec.commit == 0:
                 self.W = [w + _per_head(gates.lr, _newton_schulz(s, spec)) for w, s in zip(self.W, self.S)]
         self.position += 1
-        self.keys, self.values, self.gates = (x[len(x) - spec.window + 1 :] for x in (self.keys, self.values, self.gates))
+        self.keys, self.values, self.gates = (
+            x[len(x) - spec.window + 1 :] for x in (self.keys, self.values, self.gates)
+        )
         return self.network(q.to(self.wide), self.W if spec.read == "after" else before).to(v.dtype)
 
     def state(self) -> MemoryState:

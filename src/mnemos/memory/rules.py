@@ -16,7 +16,6 @@ from torch import Tensor
 
 from .workspace import without_autocast
 
-
 UNDERFLOW = {torch.float32: 1e-30, torch.float64: 1e-290}
 
 
@@ -39,13 +38,13 @@ class _DecayProducts(torch.autograd.Function):
         later = torch.ones(length, length, dtype=torch.bool, device=x.device).tril(-1)  # r > s
         factors = torch.where(later, x.unsqueeze(-1), torch.ones((), dtype=x.dtype, device=x.device))
         P = factors.cumprod(-2).tril_()
-        P.masked_fill_(P < UNDERFLOW[P.dtype], 0.0)  # denormal numbers would slow every product that follows
+        P.masked_fill_(UNDERFLOW[P.dtype] > P, 0.0)  # denormal numbers would slow every product that follows
         ctx.save_for_backward(P)
         return P
 
     @staticmethod
     @without_autocast
-    def backward(ctx, dP: Tensor) -> Tensor:  # ty: ignore[invalid-method-override]
+    def backward(ctx, dP: Tensor) -> Tensor:
         (P,) = ctx.saved_tensors
         Z = P.mT @ dP.tril()  # Z[r,s] = sum_{t>=r} P[t,r] dP[t,s]
         inner = (Z[..., 1:, :-1] * P[..., :-1, :-1]).sum(-1)  # P[r-1,s] is 0 for s >= r
@@ -135,5 +134,7 @@ def window_matrix(gate: Tensor, lag_weights: Tensor | None, stride: int, c: int)
         weights = inside.to(gate.dtype)
     else:
         index = lag.clamp(0, c - 1).expand(*lag_weights.shape[:-1], E)
-        weights = torch.where(inside, lag_weights.gather(-1, index), torch.zeros((), dtype=gate.dtype, device=gate.device))
+        weights = torch.where(
+            inside, lag_weights.gather(-1, index), torch.zeros((), dtype=gate.dtype, device=gate.device)
+        )
     return weights * gate.unsqueeze(-2)

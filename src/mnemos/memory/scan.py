@@ -52,11 +52,15 @@ def scan(
     low = None
     if k.dtype != torch.float64 and torch.is_autocast_enabled(k.device.type):
         low = torch.get_autocast_dtype(k.device.type)
-    with torch.autocast(k.device.type, enabled=False):  # coefficients and states are float32 or wider; engines lower their matmuls
+    with torch.autocast(
+        k.device.type, enabled=False
+    ):  # coefficients and states are float32 or wider; engines lower their matmuls
         return _scan(q, k, v, gates, state, spec, features, mask, cu_seqlens, low)
 
 
-def _scan(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask, cu_seqlens, low: torch.dtype | None):
+def _scan(
+    q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask, cu_seqlens, low: torch.dtype | None
+):
     grid_matters = spec.anchor == "chunk" and spec.chunk_size > 1
     if cu_seqlens is not None or mask is not None or (state.phase is None and grid_matters):
         return scan_ragged(run_grid, q, k, v, gates, state, spec, features, mask, cu_seqlens, low)
@@ -77,7 +81,7 @@ def _scan(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features,
         position=position,
         phase=common_phase(position, spec) if state.phase is None else (state.phase + T) % spec.chunk_size,
     )
-    return (y if y is None else y.to(v.dtype)), final  # ty: ignore[invalid-return-type]
+    return (y if y is None else y.to(v.dtype)), final
 
 
 def read(q: Tensor, state: MemoryState, spec: MemorySpec, features: Callable[[Tensor], Tensor] | None = None) -> Tensor:
@@ -170,7 +174,7 @@ def lag_weights(gates: Gates, spec: MemorySpec, dtype: torch.dtype) -> Tensor | 
 
 def run_grid(tokens: Tokens, room: int, W: list[Tensor], S: list[Tensor], A: list[Tensor], spec: MemorySpec):
     """Tokens from a known place on the chunk grid: the first `room` of them at the anchor A. Returns y, W, S, A."""
-    B, n, H = tokens.gates.lr.shape
+    B, n, _ = tokens.gates.lr.shape
     dtype, shapes = tokens.raw_key.dtype, [w.shape for w in W]
     W, S, A = ([x.to(dtype).flatten(0, 1) for x in xs] for xs in (W, S, A))
     value = tokens.raw_value

@@ -112,7 +112,9 @@ class MemorySpec:
         if type(self.expansion) not in (int, float) or not 0 < self.expansion <= WIDEST:
             raise ValueError(f"expansion={self.expansion!r:.40} must be a number > 0 and <= {WIDEST}")
         if self.feature_dim is not None and (type(self.feature_dim) is not int or not 1 <= self.feature_dim <= WIDEST):
-            raise ValueError(f"feature_dim={self.feature_dim!r:.40} must be None or a whole number >= 1 and <= {WIDEST}")
+            raise ValueError(
+                f"feature_dim={self.feature_dim!r:.40} must be None or a whole number >= 1 and <= {WIDEST}"
+            )
         for name in ("momentum", "decay_first"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r:.40} must be True or False")
@@ -197,10 +199,14 @@ class MemorySpec:
         if not isinstance(batch, (int, torch.SymInt)) or isinstance(batch, bool) or batch < 1:
             raise ValueError(f"batch={batch!r} must be a whole number >= 1")
         if not isinstance(W0, Iterable) or not all(isinstance(w, Tensor) for w in W0):
-            raise ValueError(f"W0 must be a list of tensors (heads, d_in, d_out), one per fast map: {self.shapes}"[:300])
+            raise ValueError(
+                f"W0 must be a list of tensors (heads, d_in, d_out), one per fast map: {self.shapes}"[:300]
+            )
         W0 = list(W0)
         if len(W0) != len(self.shapes):
-            raise ValueError(f"W0 has {len(W0)} matrices, but structure {self.structure!r} has {len(self.shapes)} fast maps")
+            raise ValueError(
+                f"W0 has {len(W0)} matrices, but structure {self.structure!r} has {len(self.shapes)} fast maps"
+            )
         heads = W0[0].shape[0] if W0[0].dim() == 3 else "heads"
         dtype = torch.float32
         for i, (w, shape) in enumerate(zip(W0, self.shapes)):
@@ -219,7 +225,9 @@ class MemorySpec:
         return MemoryState(
             spec=self,
             weights=weights,
-            momentum=[torch.zeros_like(w, memory_format=torch.contiguous_format) for w in weights] if self.momentum else [],
+            momentum=[torch.zeros_like(w, memory_format=torch.contiguous_format) for w in weights]
+            if self.momentum
+            else [],
             anchor=list(weights),
             window_key=empty(batch, c, heads, self.key_dim),
             window_value=empty(batch, c, heads, self.value_dim),

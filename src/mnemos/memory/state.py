@@ -101,16 +101,22 @@ class MemoryState:
         try:
             index = torch.as_tensor(rows, device=self.position.device)
         except (TypeError, ValueError, RuntimeError):
-            raise ValueError(f"rows must be a list of whole numbers, not {type(rows).__name__} {str(rows)[:40]}") from None
+            raise ValueError(
+                f"rows must be a list of whole numbers, not {type(rows).__name__} {str(rows)[:40]}"
+            ) from None
         if index.dim() != 1 or index.numel() == 0:
             raise ValueError("rows must be a non-empty list of row numbers")
         if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
-            raise ValueError(f"rows must be whole numbers, not {index.dtype}; for a mask give mask.nonzero().squeeze(-1)")
+            raise ValueError(
+                f"rows must be whole numbers, not {index.dtype}; for a mask give mask.nonzero().squeeze(-1)"
+            )
         index = index.to(torch.int64)
-        if (int(index.min()) < 0 or int(index.max()) >= self.batch):
+        if int(index.min()) < 0 or int(index.max()) >= self.batch:
             raise ValueError(f"rows must lie in 0..{self.batch - 1}, not {index.tolist()}")
         state = self._map(lambda x: x.index_select(0, index))
-        return dataclasses.replace(state, phase=common_phase(state.position, self.spec) if self.phase is None else self.phase)
+        return dataclasses.replace(
+            state, phase=common_phase(state.position, self.spec) if self.phase is None else self.phase
+        )
 
     @classmethod
     def stack(cls, states: Sequence[MemoryState]) -> MemoryState:
@@ -158,7 +164,9 @@ class MemoryState:
             raise
 
     @classmethod
-    def load(cls, path: str | os.PathLike, spec: MemorySpec | None = None, device: torch.device | str = "cpu") -> MemoryState:
+    def load(
+        cls, path: str | os.PathLike, spec: MemorySpec | None = None, device: torch.device | str = "cpu"
+    ) -> MemoryState:
         """Read what `save` wrote. Give `spec` to be sure that the state belongs to your memory."""
         try:
             with safe_open(str(path), framework="pt", device=str(device)) as file:
@@ -217,7 +225,9 @@ def _check_shapes(path, spec: MemorySpec, tensors: dict[str, Tensor]) -> None:
         raise ValueError(f"{path} holds no fast weights")
     batch, heads = tensors["weights.0"].shape[:2]
     kinds = ("weights", "momentum", "anchor") if spec.momentum else ("weights", "anchor")
-    expected = {f"{kind}.{i}": (batch, heads, *shape) for kind in kinds for i, shape in enumerate(spec.shapes)}
+    expected: dict[str, tuple[int, ...]] = {
+        f"{kind}.{i}": (batch, heads, *shape) for kind in kinds for i, shape in enumerate(spec.shapes)
+    }
     c = spec.window - 1
     expected |= {"window_key": (batch, c, heads, spec.key_dim), "window_value": (batch, c, heads, spec.value_dim)}
     expected |= {"window_gate": (batch, c, heads), "position": (batch,)}

@@ -79,14 +79,18 @@ def _heads_first(x: Tensor) -> Tensor:  # B c H D -> G c D
     return x.transpose(1, 2).reshape(-1, x.shape[1], x.shape[3])
 
 
-def _write_and_read(query: Tensor, entries, weight: Tensor | None, gates: Gates, state: MemoryState, spec: MemorySpec, dtype):
+def _write_and_read(
+    query: Tensor, entries, weight: Tensor | None, gates: Gates, state: MemoryState, spec: MemorySpec, dtype
+):
     """y (G, 1, V), and weights, momentum and anchor after the token; the anchor is the one that was used."""
     shapes = [w.shape for w in state.weights]
 
     def each(gate: Tensor) -> Tensor:  # B 1 H -> G 1 1
         return gate.to(dtype).reshape(-1, 1, 1)
 
-    anchor = [a.to(dtype).contiguous() for a in state.anchor]  # a start that rows share is copied once, not at each token
+    anchor = [
+        a.to(dtype).contiguous() for a in state.anchor
+    ]  # a start that rows share is copied once, not at each token
     W, S, A = ([x.to(dtype).flatten(0, 1) for x in xs] for xs in (state.weights, state.momentum, anchor))
     lr, retain = each(gates.lr), None if gates.retain is None else each(gates.retain)
     retained = None
@@ -122,7 +126,9 @@ def _push(carried: Tensor | None, use: list[tuple[Tensor, Tensor]], weight: Tens
     return torch.zeros_like(like) if total is None else total
 
 
-def _commit(state: MemoryState, spec: MemorySpec, retained: list[Tensor], moved: list[Tensor], lr: Tensor) -> list[Tensor]:
+def _commit(
+    state: MemoryState, spec: MemorySpec, retained: list[Tensor], moved: list[Tensor], lr: Tensor
+) -> list[Tensor]:
     """Muon's weights after the token: decayed, and where the row commits, stepped."""
     if state.phase is not None and (state.phase + 1) % spec.commit:
         return retained
@@ -139,7 +145,9 @@ def _next_phase(state: MemoryState, position: Tensor, spec: MemorySpec) -> int |
     return (state.phase + 1) % spec.chunk_size
 
 
-def _next_anchor(phase: int | None, position: Tensor, W: list[Tensor], A: list[Tensor], spec: MemorySpec) -> list[Tensor]:
+def _next_anchor(
+    phase: int | None, position: Tensor, W: list[Tensor], A: list[Tensor], spec: MemorySpec
+) -> list[Tensor]:
     """The anchor after the token: the new weights where a chunk has just ended."""
     if spec.anchor == "token" or phase == 0:
         return list(W)

@@ -37,7 +37,15 @@ class Trace:
 
 
 def traced_scan(
-    q: Tensor, k: Tensor, v: Tensor, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask: Tensor | None, position: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gates: Gates,
+    state: MemoryState,
+    spec: MemorySpec,
+    features,
+    mask: Tensor | None,
+    position: Tensor,
 ) -> tuple[Tensor, MemoryState, Trace]:
     """`scan`, piece by piece, each up to the next place where some row's anchor moves. position: (B, T) of every token."""
     T = k.shape[1]
