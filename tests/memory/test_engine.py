@@ -319,3 +319,55 @@ def test_the_input_state_is_left_as_it_was(case):
     call(scan, x, case, state=state)
     step(*sliced(x, 0, 1), state, case.spec, x.features)
     assert_same_state(state, kept, 0.0)
+
+
+@every_kind
+def test_gradients_through_steps_are_those_of_one_scan(case):
+    x = inputs(case, length=11, grad=True)
+    y, final = call(scan, x, case)
+    state, outputs = x.state(case.spec), []
+    for t in range(11):
+        out, state = step(*sliced(x, t, t + 1), state, case.spec, x.features)
+        outputs.append(out)
+    found = gradients(torch.cat(outputs, 1), state, x.leaves())
+    for (name, _), a, b in zip(x.leaves().items(), found, gradients(y, final, x.leaves())):
+        assert_close(a, b, EXACT, f"gradient of {name}")
+
+
+@every_kind
+@pytest.mark.parametrize("made_inside", [False, True], ids=["outside", "inside"])
+def test_inference_mode_gives_what_no_grad_gives(case, made_inside):
+    def run():
+        x = inputs(case, length=13) if made_inside else made
+        y, state = scan(*sliced(x, 0, 9), x.state(case.spec), case.spec, x.features)
+        outputs = [y]
+        mask = torch.tensor([[True], [False]])
+        for t in range(9, 12):
+            y, state = step(*sliced(x, t, t + 1), state, case.spec, x.features, mask=mask if t == 10 else None)
+            outputs.append(y)
+        y, state = scan(*sliced(x, 10, 13), state, case.spec, x.features)  # rows stand at different positions
+        reference, _ = call(reference_scan, x, case)
+        return [*outputs, y, read(x.q, state, case.spec, x.features), reference], state
+
+    made = inputs(case, length=13)
+    with torch.no_grad():
+        expected_outputs, expected_state = run()
+    with torch.inference_mode():
+        outputs, state = run()
+    for a, b in zip(outputs, expected_outputs):
+        assert torch.equal(a, b)
+    assert_same_state(state, expected_state, 0.0)
+    assert state.phase == expected_state.phase
+
+
+@every_kind
+@pytest.mark.parametrize("wanted", ["q", "k", "v", "W0.0"])
+def test_results_need_gradients_only_where_an_input_does(case, wanted):
+    for function, length in ((scan, 6), (step, 1), (reference_scan, 6)):
+        x = inputs(case, length=length)
+        y, state = call(function, x, case)
+        assert not y.requires_grad and not any(t.requires_grad for t in tensors(state).values())
+        leaf = x.leaves()[wanted].requires_grad_()
+        y, state = call(function, x, case)
+        assert any(t.requires_grad for t in (y, *tensors(state).values()))
+        assert gradients(y, state, {wanted: leaf})[0].abs().max() > 0

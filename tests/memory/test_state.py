@@ -455,7 +455,7 @@ def storage_bytes(state: MemoryState) -> int:
 @pytest.mark.parametrize(("batch", "heads"), [(2, 3), (1, 1)])
 @pytest.mark.parametrize("grad", [False, True])
 def test_a_state_after_a_long_scan_keeps_nothing_of_the_scan_alive(case, grad, batch, heads):
-    length = 1003 if not grad or case.spec.network.chain is not None else 67  # see the test of work below
+    length = 1003
     x = inputs(case, batch=batch, heads=heads, length=length)
     mask = torch.rand(batch, length, generator=torch.Generator().manual_seed(0)) > 0.2
     with torch.set_grad_enabled(grad):
@@ -538,18 +538,23 @@ def test_the_phase_follows_masked_steps(case):
     ry, rfinal = reference_scan(*token, together, case.spec, x.features)
     assert_close(y, ry, 1e-10, "y")
     assert rfinal.phase == 5 % case.spec.chunk_size
-    if case.spec.anchor == "chunk":  # for the token anchor, and for `together` itself, see the next test
-        assert final.phase == rfinal.phase
+    assert final.phase == rfinal.phase
 
 
-@pytest.mark.parametrize("case", [KINDS[0], KINDS[2]], ids=str)
-def test_the_phase_is_a_number_again_when_a_masked_step_brings_rows_together(case):
-    x = inputs(case, length=1)
-    state = after(case, 3)
-    for rows in ([True, False], [False, True]):
+@every_kind
+def test_the_phase_is_a_number_again_when_rows_meet(case):
+    b = case.spec.chunk_size
+    x = inputs(case, length=b)
+    state = after(case, b - 2)
+    masks = ([True, False], [False, True], [True, False], [False, True])
+    for t, (rows, phase) in enumerate(zip(masks, (None, b - 1, None, 0))):
         mask = torch.tensor(rows).unsqueeze(-1)
-        _, state = step(x.q, x.k, x.v, x.gates, state, case.spec, x.features, mask=mask)
-    assert state.position.tolist() == [4, 4] and state.phase == 4
+        _, state = step(*sliced(x, t, t + 1), state, case.spec, x.features, mask=mask)
+        assert state.phase == phase
+    assert state.position.tolist() == [b, b] and state.anchor[0] is state.weights[0]
+    stale = dataclasses.replace(state, phase=None)  # as compiled code leaves it
+    assert step(*sliced(x, 0, 1), stale, case.spec, x.features)[1].phase == 1 % b
+    assert scan(*sliced(x, 0, b), stale, case.spec, x.features)[1].phase == 0
 
 
 # Inference mode -----------------------------------------------------------------------------------------------------

@@ -6,15 +6,19 @@ N tiles, G = batch x heads, L tokens and E entries of a tile, D lifted key dim, 
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from .errors import Uses, errors_at_anchor
+from .errors import Uses, autograd_errors
 from .newton_schulz import newton_schulz
 from .objectives import error
+from .recompute import recomputed
 from .rules import Coefficients
 from .spec import NS_COEFFICIENTS, MemorySpec
 from .tiles import Piece
@@ -35,42 +39,42 @@ def run(
 ) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
     """Run the tiles of one piece. q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V), lr and retain: (N, G, L)."""
     maps = len(W)
+    timed = (q, k, v, *coefficients, lr, retain)
 
-    def group(first: int, last: int, *flat: Tensor):
-        W, S, A = list(flat[:maps]), list(flat[maps:-maps]), list(flat[-maps:])
+    def group(first: int, *tensors):
+        """The tiles of one group, of which the first is the piece's `first`: their y, and W, S, A after them."""
+        timed, state = tensors[:-states], list(tensors[-states:])
+        W, S, A = state[:maps], state[maps:-maps], state[-maps:]
         outputs = []
-        for i in range(first, last):
+        for i, (q, k, v, C, beta, f, n, m, lr, retain) in enumerate(zip(*map(_tiles, timed)), first):
             if piece.fresh and i % piece.period == 0:
                 A = W
-            tile = Coefficients(*(x[i] if x.numel() else x for x in coefficients))
-            y, W, S = _tile(
-                spec,
-                piece,
-                None if q is None else q[i],
-                k[i],
-                v[i],
-                tile,
-                lr[i],
-                None if retain is None else retain[i],
-                W,
-                S,
-                A,
-            )
+            y, W, S = _tile(spec, piece, q, k, v, Coefficients(C, beta, f, n, m), lr, retain, W, S, A)
             outputs.append(y)
-        return (None if q is None else torch.stack(outputs), *W, *S, *A)
+        return (None if y is None else torch.stack(outputs), *W, *S, *A)
 
-    step = max(1, math.isqrt(piece.tiles)) if torch.is_grad_enabled() else piece.tiles
-    flat: tuple[Tensor, ...] = (*W, *S, *A)
+    state: list[Tensor] = [*W, *S, *A]
+    states = len(state)
+    size = max(1, math.isqrt(piece.tiles)) if torch.is_grad_enabled() else piece.tiles
     outputs = []
-    for first in range(0, piece.tiles, step):
-        last = min(first + step, piece.tiles)
-        if torch.is_grad_enabled():
-            y, *flat = checkpoint(group, first, last, *flat, use_reentrant=False, preserve_rng_state=False)
+    for number, tensors in enumerate(zip(*(_tiles(x, size) for x in timed))):
+        if torch.compiler.is_compiling() and torch.is_grad_enabled():
+            y, *state = checkpoint(
+                group, number * size, *tensors, *state, use_reentrant=False, preserve_rng_state=False
+            )
+        elif torch.is_grad_enabled():
+            y, *state = recomputed(functools.partial(group, number * size), *tensors, *state)
         else:
-            y, *flat = group(first, last, *flat)
+            y, *state = group(number * size, *tensors, *state)
         outputs.append(y)
-    flat = tuple(flat)
-    return None if q is None else torch.cat(outputs), list(flat[:maps]), list(flat[maps:-maps])
+    return None if q is None else torch.cat(outputs), state[:maps], state[maps:-maps]
+
+
+def _tiles(x: Tensor | None, size: int | None = None) -> Iterable[Tensor | None]:
+    """The tiles of x (N, ...), or groups of `size`: by one operation each, whose backward does not grow with N squared."""
+    if x is None or x.numel() == 0:  # what the rule does not use
+        return itertools.repeat(x)
+    return x.unbind(0) if size is None else x.split(size)
 
 
 def _tile(spec, piece, q, k, v, co, lr, retain, W, S, A):
@@ -78,7 +82,7 @@ def _tile(spec, piece, q, k, v, co, lr, retain, W, S, A):
     if spec.anchor == "token" or (spec.structure == "linear" and piece.subchunks > 1):
         uses: Uses = [[(k, _solve_errors(spec, piece, k, v, co, retain, W[0], S[0] if S else None))]]
     else:
-        uses = errors_at_anchor(spec, k, v, A)
+        uses = autograd_errors(spec, k, v, A)
     if spec.rule == "muon":
         return _muon_tile(spec, piece, q, co, lr, W, S, uses)
     y = None

@@ -22,9 +22,8 @@ def check_inputs(
 ) -> None:
     """The arguments of `scan`: shapes, types and devices; and values, but under torch.compile."""
     _check_floats("k", k, spec.key_dim)
-    for name, x, dim in (("q", q, spec.key_dim), ("v", v, spec.value_dim)):
-        if x is None and name == "q":
-            continue
+    others = [("v", v, spec.value_dim)] if q is None else [("q", q, spec.key_dim), ("v", v, spec.value_dim)]
+    for name, x, dim in others:
         _check_floats(name, x, dim)
         if x.shape[:3] != k.shape[:3]:
             raise ValueError(f"{name} has (B, T, H) = {tuple(x.shape[:3])}, but k has {tuple(k.shape[:3])}")
@@ -162,7 +161,7 @@ def _check_gates(gates: Gates, shape: tuple[int, int, int], spec: MemorySpec, de
 
 def _check_network(spec: MemorySpec, like: Tensor) -> None:
     """A structure of the user's own holds no trained parameters: the engine would lose a part of their gradients."""
-    if spec.network.chain is not None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling() or spec.network.chain is not None:
         return
     x = like.new_zeros(1, 1, spec.lifted_dim)
     if spec.network.forward(x, lambda i, z: z.sum(-1, keepdim=True).expand(1, 1, spec.shapes[i][1])).requires_grad:

@@ -24,7 +24,7 @@ def scan_ragged(run_grid, q, k, v, gates: Gates, state: MemoryState, spec: Memor
     def pick(x: Tensor | None) -> Tensor | None:
         return None if x is None else x.reshape(flat, *x.shape[2:])
 
-    q, k, v = pick(q), pick(k), pick(v)
+    q, k, v = pick(q), pick(k), v.reshape(flat, *v.shape[2:])
     shape, gates = gates.lr.shape[:2], gates.map(pick)
     y = None if q is None else torch.zeros(flat, *v.shape[1:], dtype=out_dtype, device=v.device)
     parts: list[tuple[list[int], MemoryState]] = []

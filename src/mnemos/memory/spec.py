@@ -50,7 +50,8 @@ class Gates:
     def map(self, function) -> Gates:
         """Apply `function` to every gate that has a time axis; `decay` has none and stays."""
         timed = {name: getattr(self, name) for name in ("lr", "momentum", "retain", "gate", "lag")}
-        return Gates(**{name: None if x is None else function(x) for name, x in timed.items()}, decay=self.decay)
+        mapped: dict[str, Any] = {name: None if x is None else function(x) for name, x in timed.items()}
+        return Gates(**mapped, decay=self.decay)
 
 
 @dataclass(frozen=True)
@@ -198,22 +199,19 @@ class MemorySpec:
 
         if not isinstance(batch, (int, torch.SymInt)) or isinstance(batch, bool) or batch < 1:
             raise ValueError(f"batch={batch!r} must be a whole number >= 1")
-        if not isinstance(W0, Iterable) or not all(isinstance(w, Tensor) for w in W0):
-            raise ValueError(
-                f"W0 must be a list of tensors (heads, d_in, d_out), one per fast map: {self.shapes}"[:300]
-            )
-        W0 = list(W0)
+        W0 = list(W0) if isinstance(W0, Iterable) else [W0]
+        if not all(isinstance(w, Tensor) for w in W0):
+            raise ValueError("W0 must be a list of tensors (heads, d_in, d_out), one per fast map")
         if len(W0) != len(self.shapes):
             raise ValueError(
                 f"W0 has {len(W0)} matrices, but structure {self.structure!r} has {len(self.shapes)} fast maps"
             )
-        heads = W0[0].shape[0] if W0[0].dim() == 3 else "heads"
+        heads = W0[0].shape[0] if W0[0].dim() == 3 else 0
         dtype = torch.float32
         for i, (w, shape) in enumerate(zip(W0, self.shapes)):
             if tuple(w.shape) != (heads, *shape) or heads == 0:
-                raise ValueError(
-                    f"W0[{i}] has shape {tuple(w.shape)}, but (heads, d_in, d_out) = ({heads}, {shape[0]}, {shape[1]}) is expected"
-                )
+                wanted = f"({heads or 'heads'}, {shape[0]}, {shape[1]})"
+                raise ValueError(f"W0[{i}] has shape {tuple(w.shape)}, but (heads, d_in, d_out) = {wanted} is expected")
             if not w.is_floating_point():
                 raise ValueError(f"W0[{i}] has type {w.dtype}, but must be a floating-point tensor")
             if w.device != W0[0].device:

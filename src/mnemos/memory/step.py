@@ -41,6 +41,15 @@ def step(
     torch.Size([2, 1, 1, 4])
     """
     check_token(q, k, v, gates, state, spec, features, mask)
+    if torch.is_autocast_enabled(
+        k.device.type
+    ):  # one token is no work for low precision, and states are float32 or wider
+        with torch.autocast(k.device.type, enabled=False):
+            return _step(q, k, v, gates, state, spec, features, mask)
+    return _step(q, k, v, gates, state, spec, features, mask)
+
+
+def _step(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask) -> tuple[Tensor, MemoryState]:
     out_dtype = v.dtype
     dtype = torch.promote_types(torch.promote_types(k.dtype, out_dtype), state.weights[0].dtype)
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
@@ -58,11 +67,7 @@ def step(
     if lag is not None:
         lag = lag.flip(-1).reshape(-1, spec.window, 1)  # oldest first, as the entries are
         weight = lag if weight is None else weight * lag
-    if torch.is_autocast_enabled(k.device.type):
-        with torch.autocast(k.device.type, enabled=False):
-            y, weights, momentum, anchor = _write_and_read(query, entries, weight, gates, state, spec, dtype)
-    else:
-        y, weights, momentum, anchor = _write_and_read(query, entries, weight, gates, state, spec, dtype)
+    y, weights, momentum, anchor = _write_and_read(query, entries, weight, gates, state, spec, dtype)
     y = y.reshape(*q.shape[:3], -1)
     y = y + q if spec.residual else y
 
@@ -79,18 +84,15 @@ def _heads_first(x: Tensor) -> Tensor:  # B c H D -> G c D
     return x.transpose(1, 2).reshape(-1, x.shape[1], x.shape[3])
 
 
-def _write_and_read(
-    query: Tensor, entries, weight: Tensor | None, gates: Gates, state: MemoryState, spec: MemorySpec, dtype
-):
+def _write_and_read(query: Tensor, entries, weight: Tensor | None, gates: Gates, state: MemoryState, spec, dtype):
     """y (G, 1, V), and weights, momentum and anchor after the token; the anchor is the one that was used."""
     shapes = [w.shape for w in state.weights]
 
     def each(gate: Tensor) -> Tensor:  # B 1 H -> G 1 1
         return gate.to(dtype).reshape(-1, 1, 1)
 
-    anchor = [
-        a.to(dtype).contiguous() for a in state.anchor
-    ]  # a start that rows share is copied once, not at each token
+    # contiguous: a start that rows share is copied once, not at each token
+    anchor = [a.to(dtype).contiguous() for a in state.anchor]
     W, S, A = ([x.to(dtype).flatten(0, 1) for x in xs] for xs in (state.weights, state.momentum, anchor))
     lr, retain = each(gates.lr), None if gates.retain is None else each(gates.retain)
     retained = None
@@ -101,7 +103,10 @@ def _write_and_read(
     assert A is not None
     if spec.rule == "gd":
         weight = lr if weight is None else lr * weight
-    carried = [each(gates.momentum) * s for s in S] if S and gates.momentum is not None else [None] * len(W)
+    carried: list[Tensor | None] = [None] * len(W)
+    if S and gates.momentum is not None:
+        momentum = each(gates.momentum)
+        carried = [momentum * s for s in S]
     uses = errors_at_anchor(spec, *entries, A)
     moved = [_push(s, use, weight, w) for s, use, w in zip(carried, uses, W)]
     if spec.rule == "muon":
