@@ -105,8 +105,10 @@ def train(args, **memory) -> dict:
         test = recall_batch(256, args.pairs, args.symbols, args.gap, torch.Generator().manual_seed(10_000))
         loss, accuracy = recall_loss(model, *test)
     finite, norm = stress(model, vocabulary, args.stress)
-    gates = model.memories[0].gating(model.norms[0](model.embedding(test[0][:8])))
-    ceiling = model.memories[0].config.lr_ceiling
+    memory = model.memories[0]
+    assert isinstance(memory, NeuralMemory)
+    gates = memory.gating(model.norms[0](model.embedding(test[0][:8])))
+    ceiling = memory.config.lr_ceiling
     return {
         "max_lr": ceiling,
         "accuracy": accuracy.item(),

@@ -128,7 +128,7 @@ class _Convolve(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:  # ty: ignore[incompatible-method-override]
         padded, weight = ctx.saved_tensors
         T = grad.shape[1]
         grad_padded = torch.zeros_like(padded)
