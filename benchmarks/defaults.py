@@ -128,7 +128,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--max-lr", type=float, nargs="*", default=[], help="absolute ceilings to try")
     parser.add_argument(
-        "--scale", type=float, nargs="*", default=[0.25, 1.0, 4.0, 16.0], help="multiples of the default ceiling"
+        "--scale", type=float, nargs="*", default=[0.25, 1.0, 4.0], help="multiples of the default ceiling"
     )
     parser.add_argument("--momentum-init", type=float, nargs="*", default=[None], help="0 switches momentum off")
     parser.add_argument("--retain-init", type=float, nargs="*", default=[None])
@@ -137,16 +137,16 @@ def main() -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE", help="any other field of NeuralMemoryConfig"
     )
-    parser.add_argument("--dim", type=int, default=64)
-    parser.add_argument("--heads", type=int, default=2)
+    parser.add_argument("--dim", type=int, default=32)
+    parser.add_argument("--heads", type=int, default=1)
     parser.add_argument("--layers", type=int, default=1)
-    parser.add_argument("--chunk-size", type=int, default=16)
-    parser.add_argument("--pairs", type=int, default=16)
-    parser.add_argument("--symbols", type=int, default=64)
-    parser.add_argument("--gap", type=int, default=0, help="tokens of noise between pairs and queries")
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--chunk-size", type=int, default=32)
+    parser.add_argument("--pairs", type=int, default=8)
+    parser.add_argument("--symbols", type=int, default=16)
+    parser.add_argument("--gap", type=int, default=32, help="tokens of noise between pairs and queries")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--learning-rate", type=float, default=5e-3)
     parser.add_argument("--stress", type=int, default=4096, help="length of the stress inputs")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

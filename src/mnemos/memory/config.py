@@ -23,10 +23,13 @@ class NeuralMemoryConfig:
     gate: what weighs a token inside the window: "none", "token" (a small network of the token itself, `gate_hidden` wide),
     "decay" (a learned base per head, to the power of the lag), "per-lag" (one weight per lag, from the token that writes),
     or a product of them such as "token*decay".
-    max_lr: the inner learning rate is max_lr · sigmoid(linear(x)); the default keeps a chunk of identical keys stable.
+    max_lr: what a token's writes add up to is max_lr · sigmoid(linear(x)); rule "gd" spreads it over time by momentum, so
+    lr itself is that times 1 - momentum. The default keeps a chunk of identical keys stable whatever the momentum.
     lr_init, momentum_init, retain_init, gate_init, decay_init: what the gates are before training.
     learned_start: learn the weights a memory starts from; False starts from 0 (memories of a single fast map only).
     conv_width: width of the causal convolution over q, k, v; 0 or None for none. qk_norm: "l2", "rms" or "none".
+    value_bound: values are shortened to less than this norm, v / sqrt(1 + |v|² / bound²), which keeps deep memories
+    stable and costs nothing, for the output is normalised; None leaves them as they are.
     output_gate: multiply what was read by SiLU(linear(x)).
 
     >>> config = NeuralMemoryConfig(dim=384, window=4, gate="token*decay")
@@ -65,7 +68,7 @@ class NeuralMemoryConfig:
     max_lr: float | None = None
     lr_init: float | None = None
     momentum_init: float | None = None
-    retain_init: float = 0.99
+    retain_init: float = 0.999
     gate_init: float = 0.9
     decay_init: float = 0.95
     learned_start: bool = True
@@ -151,19 +154,28 @@ class NeuralMemoryConfig:
 
     @property
     def lr_ceiling(self) -> float:
-        """`max_lr`, or the largest lr at which a chunk of identical keys cannot overshoot."""
+        """`max_lr`, or a bound that keeps writing the same token for ever from overshooting.
+
+        Gradients of a chunk are taken at its start, so `chunk_size` identical unit keys, each written `window` times, move
+        the memory by chunk_size * window * lr of its error: a linear memory is stable below 2. A deeper one also moves what
+        its maps see of each other, and gets half of that. Where every token has its own anchor, 1 / window writes exactly.
+        """
         if self.max_lr is not None:
             return self.max_lr
         if self.rule == "muon":
-            return 1.0
-        stale = 1 if self.anchor == "token" else self.chunk_size
-        pushes = stale * self.window
+            return 1.0  # Newton-Schulz has unit spectral norm, whatever the gradient
         squared_key = 1 if self.qk_norm == "l2" else self.spec.key_dim
-        return 2.0 / (pushes * squared_key)
+        if self.anchor == "token":
+            return 1 / (self.window * squared_key)
+        reach = 2.0 if len(self.spec.shapes) == 1 else 1.0
+        return reach / (self.chunk_size * self.window * squared_key)
 
     @property
     def lr_start(self) -> float:
-        return self.lr_ceiling / 2 if self.lr_init is None else self.lr_init
+        """`lr_init`, or near the ceiling, which is what learns fastest; muon's ceiling is no bound of stability."""
+        if self.lr_init is not None:
+            return self.lr_init
+        return self.lr_ceiling * (0.5 if self.rule == "muon" else 0.9)
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), sort_keys=True)

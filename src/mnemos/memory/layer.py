@@ -63,7 +63,8 @@ class NeuralMemory(nn.Module):
 
     @torch.no_grad()
     def reset_start(self) -> None:
-        """Draw W0: hidden activations of a unit key have about unit norm; the last map is small but not 0."""
+        """Draw W0: hidden activations of a unit key have about unit norm; the last map is next to 0,
+        so that what was written drowns out what was drawn, however small the learning rate."""
         if self.W0 is None:
             return
         chain = self.spec.network.chain
@@ -74,7 +75,7 @@ class NeuralMemory(nn.Module):
         )
         for i, (w, (d_in, d_out)) in enumerate(zip(self.W0, self.spec.shapes)):
             if i == len(self.spec.shapes) - 1:
-                std = 0.1 * d_in**-0.5
+                std = 0.01 * d_in**-0.5
             else:
                 std = (4 / d_out) ** (0.25 if i in gated else 0.5)
             nn.init.normal_(w, std=std)
