@@ -48,10 +48,10 @@ class Materialised:
         self.A, self.ws = A, ws
 
     def apply(self, l: int, x: Tensor) -> Tensor:
-        return self.ws.mm(x, self.A[l])
+        return self.ws.mm(x, self.A[l], kept=True)
 
     def transposed(self, l: int, t: Tensor) -> Tensor:
-        return self.ws.mm(t, self.A[l].mT)
+        return self.ws.mm(t, self.A[l].mT, kept=True)
 
     def apply_backward(self, l: int, Dz: Tensor, x: Tensor, grads: Grads) -> Tensor:
         self.ws.add_mm(grads.A[l], x.mT, Dz)

@@ -9,6 +9,7 @@ Capital D before a name is "gradient with respect to".
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -108,7 +109,7 @@ def split(fused: Maps, groups: tuple[tuple[int, ...], ...]) -> Maps:
 
 
 class Store:
-    """Saved tensors of all tiles in a few large blocks, so that small buffers stay few and warm in the cache."""
+    """Results of all tiles in one block each."""
 
     def __init__(self):
         self.stacks: list[Tensor] = []
@@ -146,7 +147,7 @@ def write_keys(plan: Plan, k: Tensor, v: Tensor, co: TileCoefficients, A: Maps, 
     size, E = k.shape[1] // J, k.shape[1]
 
     def whole(part: Tensor) -> Tensor:
-        x = ws.empty(part.shape[0], E, part.shape[2])
+        x = ws.empty(part.shape[0], E, part.shape[2], kept=True)
         x[:, :size] = part
         return x
 
@@ -210,7 +211,7 @@ def _read(
     """y of every token of the tile; and the pre-activations and what the maps want kept."""
     x, z, kept = q, [], []
     for l in range(len(W)):
-        out, keep = dual.apply(x, W[l], S[l] if S else None, rows, entries[l], ws)
+        out, keep = dual.apply(x, W[l], S[l] if S else None, rows, entries[l], ws, kept=True)
         kept += keep
         if l < len(W) - 1:
             z.append(out)
@@ -260,34 +261,33 @@ class _Chain(torch.autograd.Function):
         layers = len(plan.joints) + 1
         W, S, A = list(mats[:layers]), list(mats[layers : 2 * layers]) if plan.momentum else [], list(mats[-layers:])
         keep = any(ctx.needs_input_grad)
-        outputs, states, saved = Store(), Store(), Store()
+        outputs, states, saved = Store(), [], []
         co = _tile_coefficients(plan, C, beta, f, n, m)
         ks, vs, qs = k.unbind(0), v.unbind(0), q.unbind(0) if plan.reads else ()
-        ws, turns = Workspace(k, plan.low), (Workspace(k), Workspace(k))  # states live in turn in one and the other
+        ws = Workspace(k, plan.low, keeping=keep)
+        turns = (Workspace(k, keeping=keep), Workspace(k, keeping=keep))  # a state lives in one, the next in the other
         for i in range(len(ks)):
             ws.reset()
             turns[i % 2].reset()
             if plan.fresh and i % plan.period == 0:
-                A = W if plan.period == 1 else [w.clone() for w in W]
+                A = W if plan.period == 1 or keep else [w.clone() for w in W]
             if keep and i % plan.save_every == 0:
-                states.put(
-                    [*W, *S] if plan.period == 1 else [*W, *S, *A], i // plan.save_every, -(-len(ks) // plan.save_every)
-                )
+                states.append([*W, *S] if plan.period == 1 else [*W, *S, *A])
             entries, z, u = write_keys(plan, ks[i], vs[i], co[i], A, W, S, ws)
             zq, kept = [], []
             if plan.reads:
                 y, zq, kept = _read(plan, qs[i], co[i].reads, W, S, entries, ws)
                 outputs.put([y], i, len(ks))
             if keep:
-                saved.put([*z, *u, entries[-1].d, *zq, *kept], i, len(ks))
+                saved.append([*z, *u, entries[-1].d, *zq, *kept])
             W, S = _advance(co[i].end, W, S, entries, ws, turns[i % 2])
         if keep:
             given = [] if plan.fresh else A
             ctx.plan = plan
-            ctx.counts = (len(given), len(states.stacks))
-            ctx.save_for_backward(q, k, C, beta, f, n, m, *given, *states.stacks, *saved.stacks)
+            ctx.counts = (len(given), len(states[0]), len(saved[0]))
+            ctx.save_for_backward(q, k, C, beta, f, n, m, *given, *itertools.chain(*states, *saved))
         y = outputs.stacks[0] if plan.reads else k.new_zeros(0)
-        return (y, *(x.clone() for x in (*W, *S)))
+        return (y, *(W + S if keep else [x.clone() for x in (*W, *S)]))
 
     @staticmethod
     @once_differentiable
@@ -296,12 +296,11 @@ class _Chain(torch.autograd.Function):
         plan = ctx.plan
         layers, step = len(plan.joints) + 1, plan.save_every
         q, k, C, beta, f, n, m, *rest = ctx.saved_tensors
-        n_given, n_states = ctx.counts
-        given = rest[:n_given]
-        states, saved = (
-            list(zip(*(x.unbind(0) for x in xs)))
-            for xs in (rest[n_given : n_given + n_states], rest[n_given + n_states :])
-        )
+        n_given, per_state, per_tile = ctx.counts
+        given, rest = rest[:n_given], rest[n_given:]
+        n_states = len(rest) - k.shape[0] * per_tile
+        states = rows_of(rest[:n_states], per_state)
+        saved = rows_of(rest[n_states:], per_tile)
         co = _tile_coefficients(plan, C, beta, f, n, m)
         DC, Dbeta, Df = (torch.zeros_like(x) for x in (C, beta, f))
         ks, qs, Dys = k.unbind(0), q.unbind(0), Dy.unbind(0)
@@ -334,6 +333,10 @@ class _Chain(torch.autograd.Function):
         Dq = of_rows.stacks.pop() if plan.reads else None
         Dn, Dm = _collect(plan, of_rows.stacks, of_end.stacks, DC, Dbeta, Df)
         return (None, Dq, *inputs.stacks, DC, Dbeta, Df, Dn, Dm, *DW, *DS, *Dgiven)
+
+
+def rows_of(flat: list[Tensor], width: int) -> list[list[Tensor]]:
+    return [flat[i : i + width] for i in range(0, len(flat), width)]
 
 
 def _collect(

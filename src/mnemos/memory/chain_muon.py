@@ -6,6 +6,7 @@ N tiles (commit intervals, or a part of one), G = batch x heads, L tokens and E 
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .anchors import Grads, Materialised
-from .chain_engine import Plan, Store, fuse, keys_at, keys_at_backward, plan_of, split
+from .chain_engine import Plan, Store, fuse, keys_at, keys_at_backward, plan_of, rows_of, split
 from .dual import Entries, weighed, weighed_backward
 from .newton_schulz import orthogonalise, orthogonalise_backward
 from .rules import Coefficients
@@ -99,7 +100,7 @@ def _read(plan: Plan, q: Tensor, beta: Tensor, W: list[Tensor], ws: Workspace) -
     """Reads of tokens whose weights are beta W. beta: (G, R, 1)."""
     x, z = q, []
     for l, w in enumerate(W):
-        out = ws.mm(ws.mul(beta, x), w)
+        out = ws.mm(ws.mul(beta, x), w, kept=True)
         if l < len(W) - 1:
             z.append(out)
             x = plan.joints[l].value(out, ws)
@@ -155,14 +156,14 @@ class _Muon(torch.autograd.Function):
         D = len(chain.joints) + 1
         W, S, A = list(mats[:D]), list(mats[D : 2 * D]), list(mats[-D:])
         keep = any(ctx.needs_input_grad)
-        outputs, states, saved = Store(), Store(), Store()
-        N, ws = k.shape[0], Workspace(k, chain.low)
+        outputs, states, saved = Store(), [], []
+        N, ws = k.shape[0], Workspace(k, chain.low, keeping=keep)
         for i in range(N):
             ws.reset()
             if chain.fresh and i % chain.period == 0:
                 A = W
             if keep and i % chain.save_every == 0:
-                states.put([*W, *S, *A], i // chain.save_every, -(-N // chain.save_every))
+                states.append([*W, *S, *A])
             entries, z, u = keys_at(chain, Materialised(A, ws), k[i], v[i], D, ws)
             moved = _gather_momentum(n[i], m[i], S, entries, ws)
             new, grams = _commit(plan, beta[i], lr[i], W, moved)
@@ -180,11 +181,12 @@ class _Muon(torch.autograd.Function):
                     zq = [torch.cat([x, y], 1) for x, y in zip(zq, zl)] if span is not None else zl
                 outputs.put([torch.cat(ys, 1) if len(ys) > 1 else ys[0]], i, N)
             if keep:
-                saved.put([*z, *u, entries[-1].d, *zq, *(grams if chain.save_every == 1 else [])], i, N)
+                saved.append([*z, *u, entries[-1].d, *zq, *(grams if chain.save_every == 1 else [])])
             W, S = new, moved
         if keep:
             ctx.plan, ctx.layers = plan, D
-            ctx.save_for_backward(q, k, v, beta, n, m, lr, *states.stacks, *W, *saved.stacks)
+            ctx.per_tile = len(saved[0])
+            ctx.save_for_backward(q, k, v, beta, n, m, lr, *W, *itertools.chain(*states, *saved))
         y = outputs.stacks[0] if chain.reads else k.new_zeros(0)
         return (y, *W, *S)
 
@@ -195,8 +197,9 @@ class _Muon(torch.autograd.Function):
         plan, D = ctx.plan, ctx.layers
         chain = plan.chain
         q, k, v, beta, n, m, lr, *rest = ctx.saved_tensors
-        states, saved = (list(zip(*(x.unbind(0) for x in xs))) for xs in (rest[: 3 * D], rest[4 * D :]))
-        end = rest[3 * D : 4 * D]
+        end, rest = rest[:D], rest[D:]
+        n_states = len(rest) - k.shape[0] * ctx.per_tile
+        states, saved = rows_of(rest[:n_states], 3 * D), rows_of(rest[n_states:], ctx.per_tile)
         Dq, Dk, Dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         Dbeta, Dn, Dm, Dlr = (torch.zeros_like(x) for x in (beta, n, m, lr))
         DW, DS = [x.clone() for x in Dend[:D]], [x.clone() for x in Dend[D:]]

@@ -42,23 +42,23 @@ def _dot(x: Tensor, y: Tensor, like: Tensor, ws: Workspace) -> Tensor:
 
 
 def apply(
-    x: Tensor, W: Tensor, S: Tensor | None, rows: Rows, entries: Entries, ws: Workspace
+    x: Tensor, W: Tensor, S: Tensor | None, rows: Rows, entries: Entries, ws: Workspace, kept: bool = False
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """x W_t, and what its backward wants kept: x aᵀ, and x W and x S where they are the narrow side."""
-    P = ws.mm(x, entries.a.mT)
+    P = ws.mm(x, entries.a.mT, kept)
     if W.shape[1] <= W.shape[2]:
-        z = ws.mm(ws.mul(rows.beta, x), W)
+        z = ws.mm(ws.mul(rows.beta, x), W, kept)
         if S is not None and rows.f is not None:
             ws.add_mm(z, ws.mul(rows.f, x), S)
-        kept: tuple[Tensor, ...] = (P,)
+        saved: tuple[Tensor, ...] = (P,)
     else:
-        Y = ws.mm(x, W)
-        z, kept = ws.mul(rows.beta, Y), (P, Y)
+        Y = ws.mm(x, W, kept)
+        z, saved = ws.mul(rows.beta, Y, kept), (P, Y)
         if S is not None and rows.f is not None:
-            Y = ws.mm(x, S)
+            Y = ws.mm(x, S, kept)
             z.addcmul_(rows.f, Y)
-            kept = (*kept, Y)
-    return ws.add_mm(z, ws.mul(rows.C, P), entries.d), kept
+            saved = (*saved, Y)
+    return ws.add_mm(z, ws.mul(rows.C, P), entries.d), saved
 
 
 def apply_backward(
@@ -122,10 +122,10 @@ def advance(
     W: Tensor, S: Tensor | None, end: End, entries: Entries, ws: Workspace, into: Workspace
 ) -> tuple[Tensor, Tensor | None]:
     """W and S at the tile's end, in buffers of `into`."""
-    new = into.mul(end.beta, W)
+    new = into.mul(end.beta, W, kept=True)
     if S is not None:
         new.addcmul_(S, end.f)
-        S = ws.add_mm(into.mul(end.m, S), *weighed(entries, end.n, ws))
+        S = ws.add_mm(into.mul(end.m, S, kept=True), *weighed(entries, end.n, ws))
     return ws.add_mm(new, *weighed(entries, end.C, ws)), S
 
 

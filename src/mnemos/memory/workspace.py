@@ -27,11 +27,12 @@ class Workspace:
     """Buffers by shape, taken one after another and all given back at `reset`.
 
     `like` gives type and device; `low` is the precision of matmuls under autocast. Under torch.compile, and with `low`,
-    nothing is reused: the compiler plans memory itself.
+    nothing is reused: the compiler plans memory itself. `keeping`: results asked for as `kept` get memory of their own,
+    because they are saved for backward.
     """
 
-    def __init__(self, like: Tensor, low: torch.dtype | None = None):
-        self.like, self.low = like, low
+    def __init__(self, like: Tensor, low: torch.dtype | None = None, keeping: bool = False):
+        self.like, self.low, self.keeping = like, low, keeping
         self.reuse = low is None and not torch.compiler.is_compiling()
         self.buffers: dict[tuple[int, ...], list[Tensor]] = {}
         self.taken: dict[tuple[int, ...], int] = {}
@@ -52,13 +53,16 @@ class Workspace:
             mine.append(self.like.new_empty(shape))
         return mine[at]
 
-    def empty(self, *shape: int) -> Tensor:
+    def empty(self, *shape: int, kept: bool = False) -> Tensor:
         """An uninitialised tensor: a buffer where buffers are reused."""
-        return self.buffer(*shape) if self.reuse else self.like.new_empty(shape)
+        return self.buffer(*shape) if self._reuses(kept) else self.like.new_empty(shape)
 
-    def mm(self, a: Tensor, b: Tensor) -> Tensor:
+    def _reuses(self, kept: bool) -> bool:
+        return self.reuse and not (kept and self.keeping)
+
+    def mm(self, a: Tensor, b: Tensor, kept: bool = False) -> Tensor:
         """a @ b, batched."""
-        if self.reuse:
+        if self._reuses(kept):
             return torch.bmm(a, b, out=self.buffer(a.shape[0], a.shape[1], b.shape[2]))
         if self.low is None:
             return torch.bmm(a, b)
@@ -70,9 +74,9 @@ class Workspace:
             return into.baddbmm_(a, b)
         return into.add_(torch.bmm(a.to(self.low), b.to(self.low)))
 
-    def mul(self, small: Tensor | float, x: Tensor) -> Tensor:
+    def mul(self, small: Tensor | float, x: Tensor, kept: bool = False) -> Tensor:
         """small * x, where x has the shape of the result."""
-        return torch.mul(x, small, out=self.buffer(*x.shape)) if self.reuse else x * small
+        return torch.mul(x, small, out=self.buffer(*x.shape)) if self._reuses(kept) else x * small
 
     def gelu(self, z: Tensor) -> Tensor:
         if not self.reuse:
