@@ -12,6 +12,7 @@ then one call for peak memory. Both sides compute the same thing as far as they 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 
 import torch
@@ -35,9 +36,10 @@ def layer_call(side: str, batch: int, length: int, dim: int, heads: int, chunk: 
     if side == "mnemos":
         layer = NeuralMemory(dim=dim, heads=heads, chunk_size=chunk, rule="muon" if orthogonal else "gd")
     else:
-        from titans_pytorch import NeuralMemory as Peer
-
-        layer = Peer(dim=dim, heads=heads, dim_head=dim // heads, chunk_size=chunk, spectral_norm_surprises=orthogonal)
+        peer = importlib.import_module("titans_pytorch")  # in the extra [bench]
+        layer = peer.NeuralMemory(
+            dim=dim, heads=heads, dim_head=dim // heads, chunk_size=chunk, spectral_norm_surprises=orthogonal
+        )
 
     def call():
         y, _ = layer(x)
