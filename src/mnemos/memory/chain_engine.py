@@ -364,6 +364,8 @@ def _write_keys_backward(
     if J == 1:
         return keys_at_backward(plan, Materialised(A, ws), entries, at[0], u, grads.entries, grads)
     tile = ImpliedAnchors(J, plan.stride, W, S, co, entries, ws)
+    if not plan.l2:
+        tile.Dz[-1].zero_()  # the error does not look at the last map's output
     Dv = ws.empty(*entries[-1].d.shape)
     for j in range(J - 1, -1, -1):
         mine, D = ([Entries(block(e.a, j, J), block(e.d, j, J)) for e in es] for es in (entries, grads.entries))
