@@ -330,6 +330,18 @@ def test_the_default_ceiling_is_stable_for_identical_keys_whatever_the_momentum(
     assert trace.surprise[0, -1, 0] < 0.05 * trace.surprise[0, 0, 0]
 
 
+@pytest.mark.parametrize("momentum", [True, False])
+@pytest.mark.parametrize("shape", [dict(depth=2), dict(depth=3), dict(depth=4), dict(structure="gated_mlp")], ids=str)
+def test_the_default_ceiling_is_stable_for_identical_keys_in_deep_memories(shape, momentum):
+    torch.manual_seed(0)
+    mem = NeuralMemory(32, heads=1, chunk_size=16, momentum=momentum, **shape)
+    with torch.no_grad():
+        mem.gating.linear.bias[0] += 20  # lr at its ceiling
+        mem.qkv.weight[-32:] *= 8  # values at their bound
+        *_, trace = mem(torch.randn(1, 1, 32).expand(1, 1600, 32), trace=True)
+    assert trace.surprise[0, -1, 0] < 0.1 * trace.surprise[0, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("dim", "heads", "head_dim"),
     [(384, 6, 64), (64, 1, 64), (96, 2, 48), (1000, 20, 50), (97, 1, 97), (12, 1, 12), (768, 12, 64)],

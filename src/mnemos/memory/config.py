@@ -158,7 +158,8 @@ class NeuralMemoryConfig:
 
         Gradients of a chunk are taken at its start, so `chunk_size` identical unit keys, each written `window` times, move
         the memory by chunk_size * window * lr of its error: a linear memory is stable below 2. A deeper one also moves what
-        its maps see of each other, and gets half of that. Where every token has its own anchor, 1 / window writes exactly.
+        its maps see of each other, and gets half of that, without momentum to smooth its steps a quarter. Where every token
+        has its own anchor, 1 / window writes exactly.
         """
         if self.max_lr is not None:
             return self.max_lr
@@ -167,7 +168,8 @@ class NeuralMemoryConfig:
         squared_key = 1 if self.qk_norm == "l2" else self.spec.key_dim
         if self.anchor == "token":
             return 1 / (self.window * squared_key)
-        reach = 2.0 if len(self.spec.shapes) == 1 else 1.0
+        deep = 1.0 if self.momentum else 0.5
+        reach = 2.0 if len(self.spec.shapes) == 1 else deep
         return reach / (self.chunk_size * self.window * squared_key)
 
     @property
