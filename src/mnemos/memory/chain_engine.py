@@ -3,36 +3,36 @@
 Same work as `autograd_engine`; docs/theory.md, section 4, line by line. Saved for backward: the inputs, the hidden
 pre-activations, and the state at every few tiles; nothing of the size of the weights is kept per token.
 
-N tiles, G = batch x heads, L tokens and E entries of a tile, J sub-chunks, n layers of the chain.
-Capital D before a name is "gradient with respect to".
+N tiles, G = batch x heads, L tokens and E entries of a tile, J sub-chunks, n layers of the chain, m = 2 matrices per map
+(W and S), or 1 without momentum. Capital D before a name is "gradient with respect to".
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from . import dual
-from .anchors import Grads, Implied, ImpliedAnchors, Materialised, TileCoefficients, block
-from .dual import End, Entries, Rows
+from . import packed
+from .ahead import GROUP, Ahead
+from .anchors import Implied, Plain, keys_again, keys_again_at, run_keys, run_keys_backward
 from .joints import JOINTS
+from .packed import End, Rows
 from .rules import Coefficients
 from .spec import MemorySpec
+from .tile import Maps, Tile
 from .tiles import Piece
 from .workspace import Workspace, without_autocast
-
-Maps = list[Tensor]
 
 
 class Plan(NamedTuple):
     """Everything about a run that is not a tensor."""
 
     joints: tuple
+    widens: tuple[bool, ...]
     l2: bool
     before: bool
     momentum: bool
@@ -43,6 +43,53 @@ class Plan(NamedTuple):
     save_every: int
     low: torch.dtype | None
     reads: bool
+
+    @property
+    def ahead(self) -> bool:
+        """Map 0 widens: what it does to keys and queries does not depend on the state and is made for all tiles at once."""
+        return self.widens[0]
+
+
+def plan_of(spec: MemorySpec, piece: Piece, reads: bool, momentum: bool, low: torch.dtype | None) -> Plan:
+    chain = spec.network.chain
+    assert chain is not None
+    fused = [(spec.shapes[g[0]][0], sum(spec.shapes[i][1] for i in g)) for g in chain.groups]
+    return Plan(
+        joints=tuple(JOINTS[name] for name in chain.joints),
+        widens=tuple(d_in <= d_out for d_in, d_out in fused),
+        l2=spec.objective == "l2",
+        before=spec.read == "before",
+        momentum=momentum,
+        fresh=piece.fresh,
+        period=piece.period,
+        subchunks=piece.subchunks,
+        stride=piece.stride,
+        save_every=_save_every(spec, piece),
+        low=low,
+        reads=reads,
+    )
+
+
+def _save_every(spec: MemorySpec, piece: Piece) -> int:
+    """Tiles between two saved states: so many that the states do not outweigh the activations kept."""
+    state = sum(i * o for i, o in spec.shapes) * (2 if spec.momentum else 1)
+    entries = piece.length + piece.subchunks * (spec.window - 1)
+    kept = (piece.length + entries) * sum(o for _, o in spec.shapes)
+    every = 1
+    while every < GROUP and every * kept < state and 2 * every <= piece.tiles**0.5:
+        every *= 2
+    return every
+
+
+def pack(maps: Maps, groups: tuple[tuple[int, ...], ...], widens: tuple[bool, ...]) -> Maps:
+    """Maps that share an input become one; all get their narrow axis first."""
+    fused = [torch.cat([maps[i] for i in g], -1) if len(g) > 1 else maps[g[0]] for g in groups] if maps else []
+    return [w if up else w.mT.contiguous() for w, up in zip(fused, widens)]
+
+
+def unpack(maps: Maps, groups: tuple[tuple[int, ...], ...], widens: tuple[bool, ...]) -> Maps:
+    fused = [w if up else w.mT for w, up in zip(maps, widens)]
+    return [part for x, g in zip(fused, groups) for part in (x.chunk(len(g), -1) if len(g) > 1 else (x,))]
 
 
 def run(
@@ -60,339 +107,371 @@ def run(
     """Run the tiles of one piece. q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V)."""
     chain = spec.network.chain
     assert chain is not None
-    groups = chain.groups
     plan = plan_of(spec, piece, q is not None, bool(S), low)
-    given = [] if piece.fresh else fuse(A, groups)
+    form = chain.groups, plan.widens
+    C, beta, f, n_end, m_end = coefficients
+    C, n_end = -C, -n_end
+    end = torch.stack([C[:, :, -1], n_end], -1) if S else C[:, :, -1].unsqueeze(-1)  # N G E m
+    keep = torch.stack([beta[..., -1], m_end], -1) if S else beta[..., -1:]  # N G m
+    state = pack(W, *form)
+    if S:
+        state = [torch.cat(pair, 1) for pair in zip(state, pack(S, *form))]
+    given = [] if piece.fresh else pack(A, *form)
     query = k.new_zeros(0) if q is None else q
-    C, beta, f, n_end, m = coefficients
-    y, *state = _Chain.apply(plan, query, k, v, -C, beta, f, -n_end, m, *fuse(W, groups), *fuse(S, groups), *given)
-    n = len(groups)
-    return (None if q is None else y), split(state[:n], groups), split(state[n:], groups)
-
-
-def plan_of(spec: MemorySpec, piece: Piece, reads: bool, momentum: bool, low: torch.dtype | None) -> Plan:
-    chain = spec.network.chain
-    assert chain is not None
-    return Plan(
-        joints=tuple(JOINTS[name] for name in chain.joints),
-        l2=spec.objective == "l2",
-        before=spec.read == "before",
-        momentum=momentum,
-        fresh=piece.fresh,
-        period=piece.period,
-        subchunks=piece.subchunks,
-        stride=piece.stride,
-        save_every=_save_every(spec, piece),
-        low=low,
-        reads=reads,
-    )
-
-
-def _save_every(spec: MemorySpec, piece: Piece) -> int:
-    """Tiles between two saved states: few enough that the states do not outweigh the saved activations by much."""
-    weights = sum(i * o for i, o in spec.shapes) * (2 if spec.momentum else 1)
-    activations = (2 * piece.length + piece.subchunks * (spec.window - 1)) * sum(o for _, o in spec.shapes)
-    return max(1, min(round(weights / (4 * activations)), int(piece.tiles**0.5)))
-
-
-def fuse(maps: Maps, groups: tuple[tuple[int, ...], ...]) -> Maps:
-    """Maps that share an input become one."""
-    return (
-        [torch.cat([maps[i] for i in group], -1) if len(group) > 1 else maps[group[0]] for group in groups]
-        if maps
-        else []
-    )
-
-
-def split(fused: Maps, groups: tuple[tuple[int, ...], ...]) -> Maps:
-    return [part for x, group in zip(fused, groups) for part in (x.chunk(len(group), -1) if len(group) > 1 else (x,))]
-
-
-class Store:
-    """Results of all tiles in one block each."""
-
-    def __init__(self):
-        self.stacks: list[Tensor] = []
-
-    def put(self, items: Sequence[Tensor], at: int, count: int) -> None:
-        if not self.stacks:
-            self.stacks = [x.new_empty(count, *x.shape) for x in items]
-        for stack, x in zip(self.stacks, items):
-            stack[at].copy_(x)
+    y, *state = _Chain.apply(plan, query, k, v, C, beta, f, end, keep, *state, *given)
+    W = unpack([x[:, : x.shape[1] // (2 if S else 1)] for x in state], *form)
+    S = unpack([x[:, x.shape[1] // 2 :] for x in state], *form) if S else []
+    return (None if q is None else y), W, S
 
 
 def _read_at(plan: Plan, L: int) -> slice:
     return slice(0, L) if plan.before else slice(1, L + 1)
 
 
-def _tile_coefficients(plan: Plan, C: Tensor, beta: Tensor, f: Tensor, n: Tensor, m: Tensor) -> list[TileCoefficients]:
-    at = _read_at(plan, C.shape[2] - 1)
-    nothing = [None] * len(C)
-    f_rows = f[:, :, at, None].unbind(0) if plan.momentum else nothing
-    reads = map(Rows, beta[:, :, at, None].unbind(0), f_rows, C[:, :, at].unbind(0))
-    ends = (
-        x.unbind(0)
-        for x in (*(x[..., None, None] for x in (beta[..., -1], f[..., -1], m)), C[:, :, -1, :, None], n.unsqueeze(-1))
-    )
-    whole = zip(C.unbind(0), beta.unbind(0), f.unbind(0))
-    return [TileCoefficients(*tile) for tile in zip(reads, map(End, *ends), whole)]
+def _rows(beta: Tensor, f: Tensor | None, C: Tensor, at: slice | Tensor) -> Rows:
+    return Rows(beta[:, :, at, None], None if f is None else f[:, :, at, None], C[:, :, at])
 
 
-def write_keys(plan: Plan, k: Tensor, v: Tensor, co: TileCoefficients, A: Maps, W: Maps, S: Maps, ws: Workspace):
-    """Entries of every map at the anchors; and what backward needs: pre-activations z, back-propagated u."""
-    J, n = plan.subchunks, len(W)
-    first = keys_at(plan, Materialised(A, ws), block(k, 0, J), block(v, 0, J), n, ws)
-    if J == 1:
-        return first
-    size, E = k.shape[1] // J, k.shape[1]
-
-    def whole(part: Tensor) -> Tensor:
-        x = ws.empty(part.shape[0], E, part.shape[2], kept=True)
-        x[:, :size] = part
-        return x
-
-    entries = [Entries(k if l == 0 else whole(e.a), whole(e.d)) for l, e in enumerate(first[0])]
-    z, u = ([whole(x) for x in xs] for xs in first[1:])
-    tile = ImpliedAnchors(J, plan.stride, W, S, co, entries, ws)
-    for j in range(1, J):
-        part, z_part, u_part = keys_at(plan, tile.at(j), block(k, j, J), block(v, j, J), n, ws)
-        for l in range(n):
-            block(entries[l].d, j, J).copy_(part[l].d)
-            if l:
-                block(entries[l].a, j, J).copy_(part[l].a)
-        for old, new in zip([*z, *u], [*z_part, *u_part]):
-            block(old, j, J).copy_(new)
-    return entries, z, u
+def _key_rows(plan: Plan, E: int, device) -> Tensor | None:
+    """The row of coefficients that each key of a tile has as its anchor, where they differ."""
+    if plan.subchunks == 1:
+        return None
+    return torch.arange(E, device=device) // (E // plan.subchunks) * plan.stride
 
 
-def keys_at(
-    plan: Plan, anchor: Materialised | Implied, k: Tensor, v: Tensor, n: int, ws: Workspace
-) -> tuple[list[Entries], Maps, Maps]:
-    a, z = [k], []
-    for l in range(n if plan.l2 else n - 1):
-        z.append(anchor.apply(l, a[l]))
-        if l < n - 1:
-            a.append(plan.joints[l].value(z[l], ws))
-    d: list[Tensor] = [z.pop().sub_(v) if plan.l2 else -v]
-    u: list[Tensor] = []
-    for l in range(n - 1, 0, -1):
-        u.insert(0, anchor.transposed(l, d[0]))
-        d.insert(0, plan.joints[l - 1].pull(z[l - 1], u[0], ws))
-    return [Entries(*pair) for pair in zip(a, d)], z, u
+class Coefs(NamedTuple):
+    """Coefficients of a piece, or gradients of them."""
+
+    C: Tensor  # N G L+1 E
+    beta: Tensor  # N G L+1
+    f: Tensor  # N G L+1
+    end: Tensor  # N G E m
+    keep: Tensor  # N G m
+
+    def rows(self, plan: Plan, group: slice, at: slice | Tensor) -> Rows:
+        return _rows(self.beta[group], self.f[group] if plan.momentum else None, self.C[group], at)
 
 
-def keys_at_backward(
-    plan: Plan, anchor, entries: list[Entries], at: list, u: Maps, D: list[Entries], grads: Grads
-) -> tuple[Tensor, Tensor]:
-    """Backward of `keys_at` from the gradients D of its entries. `at`: the joints at its pre-activations. Returns Dk and Dv.
-
-    An implied anchor leaves Dk to be settled for all sub-chunks at once, and returns D[0].a as it is.
-    """
-    n = len(entries)
-    Dz: list[Tensor] = []
-    Dd = D[0].d
-    for l in range(n - 1):
-        Du, curve = at[l].second(u[l], Dd)
-        Dz.append(curve)
-        Dd = anchor.transposed_backward(l + 1, Du, entries[l + 1].d, grads).add_(D[l + 1].d)
-    Dv = -Dd
-    down = D[-1].a
-    if plan.l2:
-        down = anchor.apply_backward(n - 1, Dd, entries[-1].a, grads).add_(down)
-    for l in range(n - 2, -1, -1):
-        total = Dz[l].add_(at[l].pulled(down))
-        down = anchor.apply_backward(l, total, entries[l].a, grads).add_(D[l].a)
-    return down, Dv
+def _ahead(plan: Plan, group: slice, q: Tensor, k: Tensor, co: Coefs, key_rows: Tensor | None) -> Ahead:
+    reads = co.rows(plan, group, _read_at(plan, co.C.shape[2] - 1)) if plan.reads else None
+    anchors = None if key_rows is None else co.rows(plan, group, key_rows)
+    return Ahead(plan.ahead, q[group] if plan.reads else None, k[group], reads, anchors, co.end[group])
 
 
-def _read(
-    plan: Plan, q: Tensor, rows: Rows, W: Maps, S: Maps, entries: list[Entries], ws: Workspace
-) -> tuple[Tensor, Maps, list[Tensor]]:
-    """y of every token of the tile; and the pre-activations and what the maps want kept."""
-    x, z, kept = q, [], []
-    for l in range(len(W)):
-        out, keep = dual.apply(x, W[l], S[l] if S else None, rows, entries[l], ws, kept=True)
-        kept += keep
-        if l < len(W) - 1:
-            z.append(out)
-            x = plan.joints[l].value(out, ws)
-    return out, z, kept
+def _ahead_backward(
+    plan: Plan, ahead: Ahead, group: slice, Dq: Tensor, Dk: Tensor, D: Coefs, key_rows: Tensor | None
+) -> None:
+    reads = D.rows(plan, group, _read_at(plan, D.C.shape[2] - 1))
+    if ahead.of_k is None or ahead.anchors is None or key_rows is None:
+        return ahead.backward(Dq[group], Dk[group], reads, reads, D.end[group])
+    ahead.of_k.left[:, :, : ahead.k.shape[2] // plan.subchunks] = 0.0  # the first chunk is at the tile's start itself
+    anchors = ahead.anchors.map(torch.zeros_like)
+    ahead.backward(Dq[group], Dk[group], reads, anchors, D.end[group])
+    D.C[group].index_add_(2, key_rows, anchors.C)
+    D.beta[group].index_add_(2, key_rows, anchors.beta.squeeze(-1))
+    if anchors.f is not None:
+        D.f[group].index_add_(2, key_rows, anchors.f.squeeze(-1))
 
 
-def _read_backward(
-    plan: Plan, Dy: Tensor, q: Tensor, rows: Rows, W: Maps, S: Maps, entries, z, kept, grads: Grads, ws: Workspace
-) -> tuple[Tensor, list[Tensor]]:
-    """Returns Dq and the gradients of the rows: of C, beta and, with momentum, f."""
-    Dz, kept, of = Dy, list(kept), []
-    for l in range(len(W) - 1, -1, -1):
-        x = plan.joints[l - 1].value(z[l - 1], ws) if l else q
-        count = 1 if W[l].shape[1] <= W[l].shape[2] else 3 if S else 2
-        mine, kept = tuple(kept[len(kept) - count :]), kept[: len(kept) - count]
-        s, Ds = (S[l], grads.S[l]) if S else (None, None)
-        Dx, Drows = dual.apply_backward(Dz, x, mine, W[l], s, rows, entries[l], grads.W[l], Ds, grads.entries[l], ws)
-        mine = [Drows.C, Drows.beta] if Drows.f is None else [Drows.C, Drows.beta, Drows.f]
-        of = [x.add_(y) for x, y in zip(of, mine)] if of else mine
-        Dz = plan.joints[l - 1].pull(z[l - 1], Dx, ws) if l else Dx
-    return Dz, of
+class TileCoefficients(NamedTuple):
+    """Views of one tile's coefficients, or gradients of them, shaped for use."""
+
+    reads: Rows
+    anchors: list[Rows]  # of every sub-chunk but the first
+    end: End
 
 
-def _advance(end: End, W: Maps, S: Maps, entries: list[Entries], ws: Workspace, into: Workspace) -> tuple[Maps, Maps]:
-    """The state at the tile's end."""
-    ends = [dual.advance(w, S[l] if S else None, end, entries[l], ws, into) for l, w in enumerate(W)]
-    return [w for w, _ in ends], [s for _, s in ends if s is not None]
+def _tile_coefficients(plan: Plan, co: Coefs) -> list[TileCoefficients]:
+    C, beta, f, end, keep = co
+    N, J, size = len(C), plan.subchunks, C.shape[3] // plan.subchunks
+    nothing = [None] * N
+
+    def per_tile(rows: Rows) -> list[Rows]:
+        return [Rows(*tile) for tile in zip(*(nothing if x is None else x.unbind(0) for x in rows))]
+
+    momentum = f if plan.momentum else None
+    starts = [slice(j * plan.stride, j * plan.stride + 1) for j in range(1, J)]
+    anchors = [_rows(beta, momentum, C[..., : size * (j + 1)], at) for j, at in enumerate(starts)]
+    reads = per_tile(_rows(beta, momentum, C, _read_at(plan, C.shape[2] - 1)))
+    f_end = nothing if momentum is None else f[:, :, -1, None, None].unbind(0)
+    ends = map(End, keep[..., None, None].unbind(0), f_end, end.unsqueeze(-1).unbind(0))
+    each = zip(*map(per_tile, anchors)) if anchors else [()] * N
+    return [TileCoefficients(*tile) for tile in zip(reads, map(list, each), ends)]
+
+
+def _blocks(plan: Plan, E: int) -> list[slice]:
+    size = E // plan.subchunks
+    return [slice(j * size, (j + 1) * size) for j in range(plan.subchunks)]
+
+
+def _each(x: Tensor, N: int) -> tuple:
+    """x of every tile; of none where x is empty."""
+    return x.unbind(0) if x.numel() else (None,) * N
+
+
+def _advance(tile: Tile, end: End, end_k: Tensor | None, ws: Workspace, following: Tile) -> None:
+    """The state at the tile's end, into the next tile."""
+    for l, thin in enumerate(tile.thin):
+        T = end_k if l == 0 and end_k is not None else packed.weighed(thin, end, ws)
+        packed.advance(tile.state[l], tile.wide[l], T, end, ws, following.state[l])
 
 
 def _advance_backward(
-    DW: Maps, DS: Maps, end: End, W: Maps, S: Maps, entries: list[Entries], ws: Workspace
-) -> tuple[list[Entries], list[Tensor]]:
-    """Backward of `_advance`: DW and DS become those of the tile's start. Returns the gradients of the entries and of `end`."""
-    result, of = [], []
-    for l, w in enumerate(W):
-        s, Ds = (S[l], DS[l]) if S else (None, None)
-        mine, D = dual.advance_backward(DW[l], Ds, w, s, end, entries[l], ws)
-        of = [x.add_(y) for x, y in zip(of, mine)] if of else mine
-        result.append(D)
-    return result, of
+    tile: Tile, end: End, end_k: Tensor | None, D: Tile, Ddecay: Tensor, Dentries: Tensor, ws: Workspace
+) -> None:
+    """D: with the gradient of the tile's end in its state; gets those of the tile's start and of its entries.
+
+    end_k becomes its own gradient.
+    """
+    for l, thin in enumerate(tile.thin):
+        ahead = l == 0 and end_k is not None
+        T = end_k if ahead else packed.weighed(thin, end, ws)
+        DT = packed.advance_backward(tile.state[l], tile.wide[l], T, end, D.state[l], D.wide[l], Ddecay, ws)
+        if ahead:
+            end_k.copy_(DT)
+        else:
+            Dentries += packed.weighed_backward(DT, thin, end, D.thin[l], ws)
+
+
+def _read(plan: Plan, q: Tensor, left: Tensor | None, rows: Rows, tile: Tile, ws: Workspace, y: Tensor) -> Maps:
+    """y of every token of the tile; returns the pre-activations and the scores, which the backward wants."""
+    z: Maps = []
+    kept: Maps = []
+    x, last = q, len(tile.Z) - 1
+    for l, Z in enumerate(tile.Z):
+        out = y if l == last else None
+        if left is not None and l == 0:
+            out = ws.mm(left, Z, kept=True, out=out)
+        else:
+            move = packed.widen if plan.widens[l] else packed.narrow
+            out, scores = move(Z, tile.thin[l], x, rows, ws, out, kept=True)
+            kept.append(scores)
+        if l < last:
+            z.append(out)
+            x = plan.joints[l].value(out, ws)
+    return [*z, *kept]
+
+
+def _read_backward(
+    plan: Plan,
+    Dy: Tensor,
+    q,
+    left: Tensor | None,
+    rows: Rows,
+    tile: Tile,
+    kept: Maps,
+    D: Tile,
+    Drows: Rows,
+    Dq,
+    ws: Workspace,
+) -> None:
+    """Adds to the gradients of the tile and the rows; `left` becomes its own gradient, or Dq takes that of q where there is none."""
+    n = len(tile.Z)
+    z, kept, Dz = kept[: n - 1], kept[n - 1 :], Dy
+    for l in range(n - 1, -1, -1):
+        if left is not None and l == 0:
+            ws.add_mm(D.Z[0], left.mT, Dz)
+            ws.mm(Dz, tile.Z[0].mT, out=left)
+            return
+        x = plan.joints[l - 1].value(z[l - 1], ws) if l else q
+        back = packed.widen_backward if plan.widens[l] else packed.narrow_backward
+        Dx, of_rows = back(tile.Z[l], tile.thin[l], x, kept.pop(), rows, Dz, D.Z[l], D.thin[l], ws)
+        Drows.add_(of_rows)
+        Dz = plan.joints[l - 1].pull(z[l - 1], Dx, ws) if l else Dx
+    Dq.copy_(Dz)
+
+
+def _write_keys(
+    plan: Plan, v: Tensor, left_k: Tensor | None, A: Maps, tile: Tile, anchors: list[Rows], z, u, ws
+) -> None:
+    """The entries of the tile, chunk by chunk; z and u are filled in too."""
+    if plan.subchunks == 1:
+        return run_keys(plan.joints, plan.l2, Plain(A, plan.widens, ws), v, tile.side, z, u, ws)
+    for j, span in enumerate(_blocks(plan, tile.entries)):
+        left = None if left_k is None else left_k[:, span]
+        anchor = Implied(tile, span.start, anchors[j - 1], left, ws) if j else Plain(A, plan.widens, ws)
+        parts = ([x[:, span] for x in xs] for xs in (z, u))
+        run_keys(plan.joints, plan.l2, anchor, v[:, span], tile.side.block(span), *parts, ws)
+
+
+class Again(NamedTuple):
+    """What the backward of a tile needs and the forward did not keep, or kept."""
+
+    joints: list
+    u: Maps
+    scores: dict
+    kept: Maps
+
+
+def _write_keys_backward(
+    plan: Plan,
+    left_k,
+    A: Maps,
+    tile: Tile,
+    anchors: list[Rows],
+    again: Again,
+    D: Tile,
+    DA: Maps,
+    Danchors: list[Rows],
+    ws,
+) -> None:
+    plain = Plain(A, plan.widens, ws, DA)
+    if plan.subchunks == 1:
+        return run_keys_backward(plan.l2, plain, tile.side, again.joints, again.u, D.side)
+    for j, span in reversed(list(enumerate(_blocks(plan, tile.entries)))):
+        anchor: Plain | Implied = plain
+        if j:
+            left = None if left_k is None else left_k[:, span]
+            anchor = Implied(tile, span.start, anchors[j - 1], left, ws).collect(D, Danchors[j - 1], again.scores, span)
+        at, mine = [x.block(span) for x in again.joints], [x[:, span] for x in again.u]
+        run_keys_backward(plan.l2, anchor, tile.side.block(span), at, mine, D.side.block(span))
 
 
 class _Chain(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, plan: Plan, q, k, v, C, beta, f, n, m, *mats):
-        layers = len(plan.joints) + 1
-        W, S, A = list(mats[:layers]), list(mats[layers : 2 * layers]) if plan.momentum else [], list(mats[-layers:])
-        keep = any(ctx.needs_input_grad)
-        outputs, states, saved = Store(), [], []
-        co = _tile_coefficients(plan, C, beta, f, n, m)
-        ks, vs, qs = k.unbind(0), v.unbind(0), q.unbind(0) if plan.reads else ()
-        ws = Workspace(k, plan.low, keeping=keep)
-        turns = (Workspace(k, keeping=keep), Workspace(k, keeping=keep))  # a state lives in one, the next in the other
-        for i in range(len(ks)):
+    def forward(ctx, plan: Plan, q, k, v, C, beta, f, end, keep, *mats):
+        n = len(plan.joints) + 1
+        state, A = list(mats[:n]), list(mats[n:])
+        saving = any(ctx.needs_input_grad)
+        N, G, E, V = *k.shape[:3], v.shape[3]
+        all_co = Coefs(C, beta, f, end, keep)
+        co, key_rows = _tile_coefficients(plan, all_co), _key_rows(plan, E, k.device)
+        ks, vs, qs = k.unbind(0), v.unbind(0), q.unbind(0)
+        y = k.new_empty(N, G, C.shape[2] - 1, V) if plan.reads else k.new_zeros(0)
+        ys = y.unbind(0)
+        ws, room = Workspace(k, plan.low, keeping=saving), Workspace(k)
+
+        def new_tile() -> Tile:
+            return Tile(state, E, plan.widens, plan.momentum, room)
+
+        states, saved = [], []
+        tile, other = new_tile().start(state), new_tile()  # a state lives in one, the next in the other
+        for i in range(N):
+            if i % GROUP == 0:
+                ahead = _ahead(plan, slice(i, i + GROUP), q, k, all_co, key_rows)
+            share = ahead.shares[i % GROUP]
             ws.reset()
-            turns[i % 2].reset()
+            tile.keys(ks[i])
             if plan.fresh and i % plan.period == 0:
-                A = W if plan.period == 1 or keep else [w.clone() for w in W]
-            if keep and i % plan.save_every == 0:
-                states.append([*W, *S] if plan.period == 1 else [*W, *S, *A])
-            entries, z, u = write_keys(plan, ks[i], vs[i], co[i], A, W, S, ws)
-            zq, kept = [], []
-            if plan.reads:
-                y, zq, kept = _read(plan, qs[i], co[i].reads, W, S, entries, ws)
-                outputs.put([y], i, len(ks))
-            if keep:
-                saved.append([*z, *u, entries[-1].d, *zq, *kept])
-            W, S = _advance(co[i].end, W, S, entries, ws, turns[i % 2])
-        if keep:
+                A = tile.weights if plan.period == 1 else [x.clone() for x in tile.weights]
+            if saving and i % plan.save_every == 0:
+                copies = [x.clone() for x in tile.state]
+                states.append(copies if plan.period == 1 else [*copies, *A])
+            z = [ws.empty(*d.shape, kept=True) for d in tile.side.d[:-1]]
+            u = [ws.empty(*a.shape) for a in tile.side.a[1:]]
+            e = ws.empty(G, E, V, kept=True)
+            if not plan.widens[-1]:
+                tile.errors(e)
+            _write_keys(plan, vs[i], share.left_k, A, tile, co[i].anchors, z, u, ws)
+            if plan.widens[-1]:
+                e.copy_(tile.wide[-1])
+            kept = _read(plan, qs[i], share.left_q, co[i].reads, tile, ws, ys[i]) if plan.reads else []
+            if saving:
+                saved.append([*z, e, *kept])
+            _advance(tile, co[i].end, share.end_k, ws, other)
+            tile, other = other, tile if ws.reuse else new_tile()
+        if saving:
             given = [] if plan.fresh else A
             ctx.plan = plan
             ctx.counts = (len(given), len(states[0]), len(saved[0]))
-            ctx.save_for_backward(q, k, C, beta, f, n, m, *given, *itertools.chain(*states, *saved))
-        y = outputs.stacks[0] if plan.reads else k.new_zeros(0)
-        return (y, *(W + S if keep else [x.clone() for x in (*W, *S)]))
+            ctx.save_for_backward(q, k, *all_co, *given, *itertools.chain(*states, *saved))
+        return (y, *(x.clone() for x in tile.state))
 
     @staticmethod
     @once_differentiable
     @without_autocast
-    def backward(ctx, Dy, *Dend):
+    def backward(ctx, Dy, *Dend_state):
         plan = ctx.plan
-        layers, step = len(plan.joints) + 1, plan.save_every
-        q, k, C, beta, f, n, m, *rest = ctx.saved_tensors
+        n, step = len(plan.joints) + 1, plan.save_every
+        q, k, *rest = ctx.saved_tensors
+        all_co, rest = Coefs(*rest[:5]), rest[5:]
         n_given, per_state, per_tile = ctx.counts
         given, rest = rest[:n_given], rest[n_given:]
-        n_states = len(rest) - k.shape[0] * per_tile
-        states = rows_of(rest[:n_states], per_state)
-        saved = rows_of(rest[n_states:], per_tile)
-        co = _tile_coefficients(plan, C, beta, f, n, m)
-        DC, Dbeta, Df = (torch.zeros_like(x) for x in (C, beta, f))
-        ks, qs, Dys = k.unbind(0), q.unbind(0), Dy.unbind(0)
-        N, ws = len(ks), Workspace(k, plan.low)
-        inputs, of_rows, of_end = Store(), Store(), Store()
-        DW, DS = [x.clone() for x in Dend[:layers]], [x.clone() for x in Dend[layers:]]
+        N, (G, E), m = len(k), k.shape[1:3], 2 if plan.momentum else 1
+        n_states = len(rest) - N * per_tile
+        states, saved = rows_of(rest[:n_states], per_state), rows_of(rest[n_states:], per_tile)
+        D_co = Coefs(*(torch.zeros_like(x) for x in all_co))
+        Dq, Dk, Ddecay = torch.empty_like(q), torch.zeros_like(k), k.new_zeros(N, G, m, m)
+        Dv = k.new_empty(N, G, E, saved[0][n - 1].shape[2])
+        co, Dco, key_rows = (
+            _tile_coefficients(plan, all_co),
+            _tile_coefficients(plan, D_co),
+            _key_rows(plan, E, k.device),
+        )
+        ks, qs, Dys, Dqs, Dks, Dvs, Ddecays, Dends = (x.unbind(0) for x in (k, q, Dy, Dq, Dk, Dv, Ddecay, D_co.end))
+        ws, room = Workspace(k, plan.low), Workspace(k)
+
+        def new_tile() -> Tile:
+            return Tile(list(Dend_state), E, plan.widens, plan.momentum, room)
+
+        D, tiles = new_tile().start(list(Dend_state)), [new_tile() for _ in range(min(step, N))]
         DA: Maps | None = None
         for first in range((N - 1) // step * step, -1, -step):
-            last = min(first + step, N)
+            group = slice(first // GROUP * GROUP, first // GROUP * GROUP + GROUP)
+            if first + step >= min(group.stop, N):
+                ahead = _ahead(plan, group, q, k, all_co, key_rows)
+            if not ws.reuse:
+                tiles = [new_tile() for _ in tiles]
             ws.reset()
-            group = _replay(plan, co, ks, states[first // step], saved, first, last, given, ws)
+            last = min(first + step, N)
+            replayed = _replay(plan, co, ks, ahead, states[first // step], saved, first, last, given, tiles, ws)
             marks = ws.mark()
             for i in range(last - 1, first - 1, -1):
                 ws.reset(marks)
-                W, S, A, entries, at, u, zq, kept = group.pop()
-                D, of = _advance_backward(DW, DS, co[i].end, W, S, entries, ws)
-                of_end.put(of, i, N)
-                if not plan.fresh or plan.period > 1:
-                    DA = [torch.zeros_like(x) for x in A] if DA is None else DA
-                grads = Grads(DW, DS, DW if DA is None else DA, D, DC[i], Dbeta[i], Df[i])
+                tile, share = tiles[i - first], ahead.shares[i % GROUP]
+                A, again = replayed.pop()
+                if plan.ahead:
+                    D.keys(Dks[i])
+                _advance_backward(tile, co[i].end, share.end_k, D, Ddecays[i], Dends[i], ws)
                 if plan.reads:
-                    Dq, of = _read_backward(plan, Dys[i], qs[i], co[i].reads, W, S, entries, zq, kept, grads, ws)
-                    of_rows.put([*of, Dq], i, N)
-                inputs.put(_write_keys_backward(plan, A, W, S, co[i], entries, at, u, grads, ws), i, N)
+                    reads = co[i].reads, tile, again.kept, D, Dco[i].reads, Dqs[i]
+                    _read_backward(plan, Dys[i], qs[i], share.left_q, *reads, ws)
+                if (not plan.fresh or plan.period > 1) and DA is None:
+                    DA = [torch.zeros_like(x) for x in A]
+                into = D, D.weights if DA is None else DA, Dco[i].anchors
+                _write_keys_backward(plan, share.left_k, A, tile, co[i].anchors, again, *into, ws)
+                torch.neg(D.side.d[-1], out=Dvs[i]) if ws.reuse else Dvs[i].copy_(-D.side.d[-1])
+                if not plan.ahead:
+                    Dks[i].copy_(D.side.a[0])
                 if plan.fresh and DA is not None and i % plan.period == 0:
-                    for w, x in zip(DW, DA):
+                    for w, x in zip(D.weights, DA):
                         w.add_(x)
                     DA = None
+            if first == group.start and plan.ahead:
+                _ahead_backward(plan, ahead, group, Dq, Dk, D_co, key_rows)
         Dgiven = [] if plan.fresh or DA is None else DA
-        Dq = of_rows.stacks.pop() if plan.reads else None
-        Dn, Dm = _collect(plan, of_rows.stacks, of_end.stacks, DC, Dbeta, Df)
-        return (None, Dq, *inputs.stacks, DC, Dbeta, Df, Dn, Dm, *DW, *DS, *Dgiven)
+        D_co.keep.add_(Ddecay.diagonal(dim1=2, dim2=3))
+        if plan.momentum:
+            D_co.f[:, :, -1] += Ddecay[:, :, 0, 1]
+        Dstate = [x.contiguous() for x in D.state]
+        return (None, Dq, Dk, Dv, *D_co, *Dstate, *Dgiven)
 
 
 def rows_of(flat: list[Tensor], width: int) -> list[list[Tensor]]:
     return [flat[i : i + width] for i in range(0, len(flat), width)]
 
 
-def _collect(
-    plan: Plan, rows: Maps, end: Maps, DC: Tensor, Dbeta: Tensor, Df: Tensor
-) -> tuple[Tensor | None, Tensor | None]:
-    """Add the coefficient gradients of all tiles to DC, Dbeta and Df. Returns Dn and Dm."""
-    if rows:
-        at = _read_at(plan, DC.shape[2] - 1)
-        DC[:, :, at] += rows[0]
-        Dbeta[:, :, at] += rows[1].squeeze(-1)
-        if plan.momentum:
-            Df[:, :, at] += rows[2].squeeze(-1)
-    Dbeta[:, :, -1] += end[0]
-    DC[:, :, -1] += end[1]
-    if not plan.momentum:
-        return None, None
-    Df[:, :, -1] += end[2]
-    return end[4], end[3]
-
-
-def _write_keys_backward(
-    plan: Plan, A: Maps, W: Maps, S: Maps, co, entries, at, u, grads: Grads, ws: Workspace
-) -> tuple[Tensor, Tensor]:
-    J = plan.subchunks
-    if J == 1:
-        return keys_at_backward(plan, Materialised(A, ws), entries, at[0], u, grads.entries, grads)
-    tile = ImpliedAnchors(J, plan.stride, W, S, co, entries, ws)
-    if not plan.l2:
-        tile.Dz[-1].zero_()  # the error does not look at the last map's output
-    Dv = ws.empty(*entries[-1].d.shape)
-    for j in range(J - 1, -1, -1):
-        mine, D = ([Entries(block(e.a, j, J), block(e.d, j, J)) for e in es] for es in (entries, grads.entries))
-        _, Dv_part = keys_at_backward(plan, tile.at(j), mine, at[j], [block(x, j, J) for x in u], D, grads)
-        block(Dv, j, J).copy_(Dv_part)
-    return tile.settle(grads), Dv
-
-
-def _replay(plan: Plan, co, ks, state, saved, first: int, last: int, given, ws: Workspace) -> list[tuple]:
-    """States, anchors, entries and joints of the tiles first..last-1, from the saved state and pre-activations."""
-    n, J = len(plan.joints) + 1, plan.subchunks
-    W, S = list(state[:n]), list(state[n : 2 * n]) if plan.momentum else []
-    A = given if plan.period == 1 or not plan.fresh else state[len(state) - n :]
-    tiles = []
-    for i in range(first, last):
+def _replay(
+    plan: Plan, co, ks, ahead: Ahead, state, saved, first: int, last: int, given, tiles: list[Tile], ws: Workspace
+) -> list[tuple[Maps, Again]]:
+    """Fill in tiles first..last-1, from the saved state and pre-activations; returns their anchors, and more of the entries."""
+    n = len(plan.joints) + 1
+    A = list(state[n:] if plan.fresh else given)
+    tiles[0].start(state[:n])
+    result = []
+    for i, tile in zip(range(first, last), tiles):
+        share = ahead.shares[i % GROUP]
+        tile.keys(ks[i])
         if plan.fresh and i % plan.period == 0:
-            A = W
-        mine = saved[i]
-        z, u, error = mine[: n - 1], mine[n - 1 : 2 * n - 2], mine[2 * n - 2]
-        reads = n - 1 if plan.reads else 0
-        zq, kept = mine[2 * n - 1 : 2 * n - 1 + reads], mine[2 * n - 1 + reads :]
-        joints = [joint(x, ws) for joint, x in zip(plan.joints, z)]
-        a = [ks[i], *(joint.u for joint in joints)]
-        d = [*(joint.pulled(x) for joint, x in zip(joints, u)), error]
-        entries = [Entries(*pair) for pair in zip(a, d)]
-        at = [[joint.block(j, J) for joint in joints] for j in range(J)] if J > 1 else [joints]
-        tiles.append((W, S, A, entries, at, u, zq, kept))
+            A = tile.weights
+        z, error, kept = saved[i][: n - 1], saved[i][n - 1], saved[i][n:]
+        joints = [joint(x, ws, out) for joint, x, out in zip(plan.joints, z, tile.side.a[1:])]
+        tile.errors(error)
+        if share.anchors is None:
+            u, scores = keys_again_at(Plain(A, plan.widens, ws), joints, tile, ws), {}
+        else:
+            u, scores = keys_again(joints, plan.l2, tile, share.anchors, ws)
+        result.append((A, Again(joints, u, scores, list(kept))))
         if i + 1 < last:
-            W, S = _advance(co[i].end, W, S, entries, ws, ws)
-    return tiles
+            _advance(tile, co[i].end, share.end_k, ws, tiles[i + 1 - first])
+    return result

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .anchors import Grads, Materialised
-from .chain_engine import Plan, Store, fuse, keys_at, keys_at_backward, plan_of, rows_of, split
-from .dual import Entries, weighed, weighed_backward
+from .anchors import Plain, run_keys, run_keys_backward
+from .chain_engine import Plan, pack, plan_of, rows_of, unpack
 from .newton_schulz import orthogonalise, orthogonalise_backward
 from .rules import Coefficients
 from .spec import NS_COEFFICIENTS, MemorySpec
+from .tile import Side
 from .tiles import Piece
 from .workspace import Workspace, without_autocast
 
@@ -57,19 +57,20 @@ def run(
         steps=spec.ns_steps,
         coefficients=NS_COEFFICIENTS[spec.ns_coefficients],
     )
-    given = [] if piece.fresh else fuse(A, chain.groups)
-    fused = fuse(W, chain.groups)
-    momenta = fuse(S, chain.groups) if S else [torch.zeros_like(w) for w in fused]
+    form = chain.groups, plan.chain.widens
+    given = [] if piece.fresh else pack(A, *form)
+    fused = pack(W, *form)
+    momenta = pack(S, *form) if S else [torch.zeros_like(w) for w in fused]
     query = k.new_zeros(0) if q is None else q
     _, beta, _, n, m = coefficients
     y, *state = _Muon.apply(plan, query, k, v, beta, -n, m, lr[..., -1], *fused, *momenta, *given)
     D = len(fused)
-    return (None if q is None else y), split(state[:D], chain.groups), split(state[D:], chain.groups) if S else []
+    return (None if q is None else y), unpack(state[:D], *form), unpack(state[D:], *form) if S else []
 
 
 def _stack(plan: MuonPlan, fused: list[Tensor]) -> list[Tensor]:
     """All matrices by themselves, wide, those of one shape stacked: what Newton–Schulz runs on."""
-    single = [part for x, n in zip(fused, plan.parts) for part in x.chunk(n, -1)]
+    single = [part for x, n, up in zip(fused, plan.parts, plan.chain.widens) for part in x.chunk(n, 2 if up else 1)]
     shapes: dict[torch.Size, list[Tensor]] = {}
     for x in single:
         x = x.mT if x.shape[1] > x.shape[2] else x
@@ -82,25 +83,44 @@ def _unstack(plan: MuonPlan, stacks: list[Tensor], like: list[Tensor]) -> list[T
     G = like[0].shape[0]
     shapes = {stack.shape[1:]: iter(stack.split(G)) for stack in stacks}
     fused = []
-    for x, n in zip(like, plan.parts):
-        d_in, d_out = x.shape[1], x.shape[2] // n
-        tall = d_in > d_out
-        wide = torch.Size((d_out, d_in) if tall else (d_in, d_out))
+    for x, n, up in zip(like, plan.parts, plan.chain.widens):
+        rows, columns = (x.shape[1], x.shape[2] // n) if up else (x.shape[1] // n, x.shape[2])
+        tall = rows > columns
+        wide = torch.Size((columns, rows) if tall else (rows, columns))
         parts = [next(shapes[wide]) for _ in range(n)]
         parts = [part.mT if tall else part for part in parts]
-        fused.append(torch.cat(parts, -1) if n > 1 else parts[0])
+        fused.append(torch.cat(parts, 2 if up else 1) if n > 1 else parts[0])
     return fused
 
 
-def _gather_momentum(n: Tensor, m: Tensor, S: list[Tensor], entries: list[Entries], ws: Workspace) -> list[Tensor]:
-    return [ws.add_mm(m[:, None, None] * s, *weighed(e, n.unsqueeze(-1), ws)) for s, e in zip(S, entries)]
+def _gather_momentum(plan: Plan, n: Tensor, m: Tensor, S: list[Tensor], side: Side, ws: Workspace) -> list[Tensor]:
+    result = []
+    for s, a, d, up in zip(S, *side, plan.widens):
+        thin, wide = (a, d) if up else (d, a)
+        result.append(ws.add_mm(m[:, None, None] * s, ws.mul(n.unsqueeze(-1), thin).mT, wide))
+    return result
+
+
+def _new_side(plan: Plan, k: Tensor, W: list[Tensor], ws: Workspace) -> tuple[Side, list[Tensor], list[Tensor]]:
+    """Room for the entries of a tile, with the keys in place, and for z and u of its joints."""
+    G, E, _ = k.shape
+    sizes = [tuple(w.shape[1:]) if up else tuple(w.shape[:0:-1]) for w, up in zip(W, plan.widens)]
+    a = [k, *(ws.empty(G, E, d_in) for d_in, _ in sizes[1:])]
+    d = [ws.empty(G, E, d_out, kept=l == len(W) - 1) for l, (_, d_out) in enumerate(sizes)]
+    z = [ws.empty(G, E, d_out, kept=True) for _, d_out in sizes[:-1]]
+    u = [ws.empty(G, E, d_in, kept=True) for d_in, _ in sizes[1:]]
+    return Side(a, d), z, u
+
+
+def _apply(plan: Plan, l: int, x: Tensor, w: Tensor, ws: Workspace, kept: bool = False) -> Tensor:
+    return ws.mm(x, w if plan.widens[l] else w.mT, kept)
 
 
 def _read(plan: Plan, q: Tensor, beta: Tensor, W: list[Tensor], ws: Workspace) -> tuple[Tensor, list[Tensor]]:
     """Reads of tokens whose weights are beta W. beta: (G, R, 1)."""
     x, z = q, []
     for l, w in enumerate(W):
-        out = ws.mm(ws.mul(beta, x), w, kept=True)
+        out = _apply(plan, l, ws.mul(beta, x), w, ws, kept=True)
         if l < len(W) - 1:
             z.append(out)
             x = plan.joints[l].value(out, ws)
@@ -112,10 +132,11 @@ def _read_backward(
 ) -> tuple[Tensor, Tensor]:
     """Backward of `_read`: adds to DW, returns Dq and Dbeta (G, R)."""
     Dz, Dbeta = Dy, torch.zeros_like(beta)
+    anchor = Plain(W, plan.widens, ws, DW)
     for l in range(len(W) - 1, -1, -1):
         x = plan.joints[l - 1].value(z[l - 1], ws) if l else q
-        ws.add_mm(DW[l], ws.mul(beta, x).mT, Dz)
-        back = ws.mm(Dz, W[l].mT)
+        back = ws.empty(*x.shape).zero_()
+        anchor.apply_backward(l, Dz, ws.mul(beta, x), back)
         Dbeta += ws.mul(back, x).sum(-1, keepdim=True)
         Dx = ws.mul(beta, back)
         Dz = plan.joints[l - 1].pull(z[l - 1], Dx, ws) if l else Dx
@@ -156,7 +177,7 @@ class _Muon(torch.autograd.Function):
         D = len(chain.joints) + 1
         W, S, A = list(mats[:D]), list(mats[D : 2 * D]), list(mats[-D:])
         keep = any(ctx.needs_input_grad)
-        outputs, states, saved = Store(), [], []
+        ys, states, saved = [], [], []
         N, ws = k.shape[0], Workspace(k, chain.low, keeping=keep)
         for i in range(N):
             ws.reset()
@@ -164,30 +185,31 @@ class _Muon(torch.autograd.Function):
                 A = W
             if keep and i % chain.save_every == 0:
                 states.append([*W, *S, *A])
-            entries, z, u = keys_at(chain, Materialised(A, ws), k[i], v[i], D, ws)
-            moved = _gather_momentum(n[i], m[i], S, entries, ws)
+            side, z, u = _new_side(chain, k[i], W, ws)
+            run_keys(chain.joints, chain.l2, Plain(A, chain.widens, ws), v[i], side, z, u, ws)
+            moved = _gather_momentum(chain, n[i], m[i], S, side, ws)
             new, grams = _commit(plan, beta[i], lr[i], W, moved)
             zq: list[Tensor] = []
             if chain.reads:
                 L = q.shape[2]
                 span, last = _read_spans(plan, L)
-                ys = []
+                parts = []
                 if span is not None:
                     y, zq = _read(chain, q[i][:, span], _old_beta(plan, beta[i], span), W, ws)
-                    ys.append(y)
+                    parts.append(y)
                 if last:
                     y, zl = _read(chain, q[i][:, L - 1 :], beta[i][:, :1, None], new, ws)
-                    ys.append(y)
+                    parts.append(y)
                     zq = [torch.cat([x, y], 1) for x, y in zip(zq, zl)] if span is not None else zl
-                outputs.put([torch.cat(ys, 1) if len(ys) > 1 else ys[0]], i, N)
+                ys.append(torch.cat(parts, 1))
             if keep:
-                saved.append([*z, *u, entries[-1].d, *zq, *(grams if chain.save_every == 1 else [])])
+                saved.append([*z, *u, side.d[-1], *zq, *(grams if chain.save_every == 1 else [])])
             W, S = new, moved
         if keep:
             ctx.plan, ctx.layers = plan, D
             ctx.per_tile = len(saved[0])
             ctx.save_for_backward(q, k, v, beta, n, m, lr, *W, *itertools.chain(*states, *saved))
-        y = outputs.stacks[0] if chain.reads else k.new_zeros(0)
+        y = torch.stack(ys) if chain.reads else k.new_zeros(0)
         return (y, *W, *S)
 
     @staticmethod
@@ -213,7 +235,7 @@ class _Muon(torch.autograd.Function):
             marks = ws.mark()
             for i in range(last - 1, first - 1, -1):
                 ws.reset(marks)
-                W, S, A, moved, grams, entries, at, u, zq = group[i - first]
+                W, S, A, moved, grams, side, at, u, zq = group[i - first]
                 new = group[i + 1 - first][0] if i + 1 < last else following
                 if DA is None:
                     DA = [torch.zeros_like(x) for x in A]
@@ -227,9 +249,9 @@ class _Muon(torch.autograd.Function):
                         x.add_(y)
                 if chain.reads:
                     _old_reads_backward(plan, Dy[i], q[i], beta[i], W, zq, DW_old, Dq[i], Dbeta[i], ws)
-                D_entries = _momentum_backward(n[i], m[i], S, entries, DS, Dn[i], Dm[i], ws)
-                grads = Grads([], [], DA, D_entries, beta, beta, beta)
-                Dk[i], Dv[i] = keys_at_backward(chain, Materialised(A, ws), entries, at, u, D_entries, grads)
+                Dside = _momentum_backward(chain, n[i], m[i], S, side, DS, Dn[i], Dm[i], ws)
+                run_keys_backward(chain.l2, Plain(A, chain.widens, ws, DA), side, at, u, Dside)
+                Dk[i], Dv[i] = Dside.a[0], -Dside.d[-1]
                 DW = DW_old
                 if chain.fresh and i % chain.period == 0:
                     for w, x in zip(DW, DA):
@@ -257,12 +279,12 @@ def _replay(
         joints = [joint(x, ws) for joint, x in zip(chain.joints, z)]
         a = [k[i], *(joint.u for joint in joints)]
         d = [*(joint.pulled(x) for joint, x in zip(joints, u)), error]
-        entries = [Entries(*pair) for pair in zip(a, d)]
-        moved = _gather_momentum(n[i], m[i], S, entries, ws)
+        side = Side(a, d)
+        moved = _gather_momentum(chain, n[i], m[i], S, side, ws)
         new = W
         if chain.save_every > 1:
             new, grams = _commit(plan, beta[i], lr[i], W, moved)
-        tiles.append((W, S, A, moved, grams, entries, joints, u, zq))
+        tiles.append((W, S, A, moved, grams, side, joints, u, zq))
         W, S = new, moved
     return tiles
 
@@ -301,14 +323,18 @@ def _commit_backward(plan: MuonPlan, moved, grams, DO, DW, Dlr: Tensor) -> list[
 
 
 def _momentum_backward(
-    n: Tensor, m: Tensor, S, entries: list[Entries], DS, Dn: Tensor, Dm: Tensor, ws: Workspace
-) -> list[Entries]:
+    plan: Plan, n: Tensor, m: Tensor, S, side: Side, DS, Dn: Tensor, Dm: Tensor, ws: Workspace
+) -> Side:
     """Backward of `_gather_momentum`: DS becomes the gradient of the momentum before the tile; returns that of the entries."""
-    result = []
-    for s, e, Ds in zip(S, entries, DS):
-        Da, Dd, of_n = weighed_backward(Ds, e, n.unsqueeze(-1), None, ws)
-        Dn += of_n
+    result = Side([], [])
+    for s, a, d, Ds, up in zip(S, *side, DS, plan.widens):
+        thin, wide = (a, d) if up else (d, a)
+        Dwide = ws.mm(ws.mul(n.unsqueeze(-1), thin), Ds)
+        raw = ws.mm(wide, Ds.mT)
+        Dn += ws.mul(raw, thin).sum(-1)
+        Dthin = raw.mul_(n.unsqueeze(-1))
         Dm += ws.mul(Ds, s).sum((1, 2))
         Ds.mul_(m[:, None, None])
-        result.append(Entries(Da, Dd))
+        result.a.append(Dthin if up else Dwide)
+        result.d.append(Dwide if up else Dthin)
     return result

@@ -60,43 +60,61 @@ class Workspace:
     def _reuses(self, kept: bool) -> bool:
         return self.reuse and not (kept and self.keeping)
 
-    def mm(self, a: Tensor, b: Tensor, kept: bool = False) -> Tensor:
-        """a @ b, batched."""
-        if self._reuses(kept):
-            return torch.bmm(a, b, out=self.buffer(a.shape[0], a.shape[1], b.shape[2]))
+    def mm(self, a: Tensor, b: Tensor, kept: bool = False, out: Tensor | None = None) -> Tensor:
+        """a @ b, batched; into `out` where given. (torch batches a product only into contiguous memory.)"""
+        if self.reuse and out is not None and out.is_contiguous():
+            return torch.bmm(a, b, out=out)
+        if self.reuse and (out is not None or self._reuses(kept)):
+            return _into(torch.bmm(a, b, out=self.buffer(a.shape[0], a.shape[1], b.shape[2])), out)
         if self.low is None:
-            return torch.bmm(a, b)
-        return torch.bmm(a.to(self.low), b.to(self.low)).to(a.dtype)
+            return _into(torch.bmm(a, b), out)
+        return _into(torch.bmm(a.to(self.low), b.to(self.low)).to(a.dtype), out)
 
     def add_mm(self, into: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """into += a @ b, in place."""
-        if self.low is None:
+        if self.low is None and into.is_contiguous():
             return into.baddbmm_(a, b)
-        return into.add_(torch.bmm(a.to(self.low), b.to(self.low)))
+        return into.add_(self.mm(a, b))
 
-    def mul(self, small: Tensor | float, x: Tensor, kept: bool = False) -> Tensor:
-        """small * x, where x has the shape of the result."""
-        return torch.mul(x, small, out=self.buffer(*x.shape)) if self._reuses(kept) else x * small
+    def mul(
+        self,
+        small: Tensor | float,
+        x: Tensor,
+        kept: bool = False,
+        out: Tensor | None = None,
+        shape: tuple[int, ...] | None = None,
+    ) -> Tensor:
+        """small * x, into `out` where given. The result has the shape of x unless `shape` says otherwise."""
+        if self.reuse and (out is not None or self._reuses(kept)):
+            return torch.mul(x, small, out=self.buffer(*(shape or x.shape)) if out is None else out)
+        return _into(x * small, out)
 
-    def gelu(self, z: Tensor) -> Tensor:
+    def gelu(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         if not self.reuse:
-            return torch.nn.functional.gelu(z)
+            return _into(torch.nn.functional.gelu(z), out)
+        out = self.buffer(*z.shape) if out is None else out
         if z.numel() < SMALL:
-            return self.mul(math.sqrt(0.5), z).erf_().add_(1.0).mul_(0.5).mul_(z)
-        return torch.ops.aten.gelu.out(z, out=self.buffer(*z.shape))
+            return torch.mul(self.mul(math.sqrt(0.5), z).erf_().add_(1.0).mul_(0.5), z, out=out)
+        return torch.ops.aten.gelu.out(z, out=out)
 
-    def gelu_backward(self, du: Tensor, z: Tensor) -> Tensor:
+    def gelu_backward(self, du: Tensor, z: Tensor, out: Tensor | None = None) -> Tensor:
         """du * gelu'(z)."""
         if not self.reuse:
-            return torch.ops.aten.gelu_backward(du, z)
+            return _into(torch.ops.aten.gelu_backward(du, z), out)
+        out = self.buffer(*z.shape) if out is None else out
         if z.numel() < SMALL:
             cdf = self.mul(math.sqrt(0.5), z).erf_().add_(1.0).mul_(0.5)
             pdf = self.mul(z, z).mul_(-0.5).exp_().mul_(1.0 / math.sqrt(2.0 * math.pi))
-            return cdf.addcmul_(z, pdf).mul_(du)
-        return torch.ops.aten.gelu_backward.grad_input(du, z, grad_input=self.buffer(*z.shape))
+            return torch.mul(cdf.addcmul_(z, pdf), du, out=out)
+        return torch.ops.aten.gelu_backward.grad_input(du, z, grad_input=out)
 
-    def cat(self, x: Tensor, y: Tensor) -> Tensor:
+    def cat(self, x: Tensor, y: Tensor, out: Tensor | None = None) -> Tensor:
         """x and y side by side in the last axis."""
         if self.reuse:
-            return torch.cat([x, y], -1, out=self.buffer(*x.shape[:-1], x.shape[-1] + y.shape[-1]))
-        return torch.cat([x, y], -1)
+            out = self.buffer(*x.shape[:-1], x.shape[-1] + y.shape[-1]) if out is None else out
+            return torch.cat([x, y], -1, out=out)
+        return _into(torch.cat([x, y], -1), out)
+
+
+def _into(x: Tensor, out: Tensor | None) -> Tensor:
+    return x if out is None else out.copy_(x)
