@@ -127,8 +127,12 @@ class SegmentAttention(Heads):
         count = T if mask is None else mask.sum(1)
         if not torch.compiler.is_compiling():
             self._check_segment(offset, count, longterm)
-        q, k, v = self.project(x, own)
-        rk, rv = self.project_keys(retrieved, own)
+        if T == 1:  # one pass over both is less overhead than it is work to project a query too many
+            q, k, v = self.project(torch.cat((x, retrieved), 1), own.expand(-1, 2))
+            q, (k, rk), (v, rv) = q[:, :1], k.split(1, 1), v.split(1, 1)
+        else:
+            q, k, v = self.project(x, own)
+            rk, rv = self.project_keys(retrieved, own)
         lk, lv = (None, None) if longterm is None or not self.longterm else self.project_keys(longterm)
         sets = ((cache.key, lk, rk, k), (cache.value, lv, rv, v))
         if T == L and mask is None:  # whole segments, so every row stands at the start of one
