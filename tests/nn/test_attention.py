@@ -192,6 +192,22 @@ def test_an_inplace_ring_gives_the_same_and_is_written_without_gradients_only():
     assert cache.key.data_ptr() == key.data_ptr()
 
 
+@each_window
+def test_a_look_without_use_cache_writes_nothing_and_inplace_caches_are_joined(window):
+    layer, x = build(window), some(2, 20, DIM)
+    with torch.no_grad():
+        _, cache = layer(x)
+        cache.inplace = True
+        _, cache = layer(x[:, :1], cache)
+        before = cache.clone()
+        y, none = layer(x[:, :1], cache, use_cache=False)
+        assert none is None
+        assert_caches_close(cache, before, 0.0)
+        joined = AttentionCache.stack([cache.select([0]), layer(x[:1])[1]])
+        assert not joined.inplace
+        assert_close_rms(layer(x[:, :1], joined)[0][:1], y[:1], 1e-13)
+
+
 @each_persistent
 def test_an_inplace_cache_without_a_window_grows_by_steps_and_gives_the_same(persistent):
     layer, x = build(None), some(2, persistent + 60, DIM)

@@ -114,6 +114,8 @@ class Attention(Heads):
         if cache is None:
             return self._begin(x, mask, persistent, use_cache)
         self._check_cache(cache, persistent)
+        if not use_cache:
+            cache = dataclasses.replace(cache, inplace=False)
         if mask is not None:
             x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
         T, W = x.shape[1], self.window

@@ -99,6 +99,8 @@ class SegmentAttention(Heads):
             before = [y] if P else []
             x, retrieved = x[:, P:], retrieved[:, P:]
             mask = None if mask is None else mask[:, P:]
+        elif not use_cache:
+            cache = dataclasses.replace(cache, inplace=False)
         y = before
         if x.shape[1]:
             if mask is not None:
