@@ -48,7 +48,7 @@ class Old(NamedTuple):
 def run_grid(tokens, room: int, W: list[Tensor], S: list[Tensor], A: list[Tensor], spec: MemorySpec):
     """As `scan.run_grid`; the first of the maps is the list, (B, H, N, P)."""
     B, T, _ = tokens.gates.lr.shape
-    dtype, opened, c = tokens.raw_key.dtype, tokens.pairs, spec.window
+    dtype, opened = tokens.raw_key.dtype, tokens.pairs
     shapes = [w.shape for w in W]
     W, S, A = ([x.to(dtype).flatten(0, 1) for x in xs] for xs in (W, S, A))
     offset = None if opened.offset is None else opened.offset.to(dtype).repeat(B)[:, None, None]  # G 1 1
@@ -70,15 +70,14 @@ def run_grid(tokens, room: int, W: list[Tensor], S: list[Tensor], A: list[Tensor
     weight, momentum, anchor = run.lists(W[0].shape[1], places)
     y = None
     if tokens.query is not None:
-        y = torch.cat([from_tiles(x, B) for x in outputs], 1)
+        y = torch.cat([from_tiles(x, B) for x in outputs if x is not None], 1)
         y = y + tokens.query if spec.residual else y
 
     def unflatten(xs: list[Tensor]) -> list[Tensor]:
         return [x.reshape(shape) for x, shape in zip(xs, shapes)]
 
     final = unflatten([weight, *run.W])
-    S = [] if momentum is None else unflatten([momentum, *run.S])
-    return y, final, S, final if on_grid else unflatten([anchor, *run.A])
+    return y, final, unflatten([*momentum, *run.S]), final if on_grid else unflatten([anchor, *run.A])
 
 
 def read(q: Tensor, state: MemoryState, spec: MemorySpec, features) -> Tensor:
@@ -128,7 +127,7 @@ class _Run:
             self.placed.append((piece.start + i * piece.length, k.shape[1]))
         return None if queries is None else torch.stack(outputs)
 
-    def tile(self, q: Tensor | None, k: Tensor, v: Tensor, co: Coefficients) -> Tensor | None:
+    def tile(self, q: Tensor | None, k: Tensor, v: Tensor, co: Coefficients):
         blocks = [x for block in self.blocks for x in block]
         matrices = [*self.W, *self.S, *self.A]
         function = functools.partial(_tile, self.spec, len(self.W), len(self.S))
@@ -151,19 +150,17 @@ class _Run:
         )
         return y
 
-    def lists(self, length: int, places: Tensor) -> list[Tensor | None]:
-        """Shares in W, S and the anchor, (G, length, P) each, of the old list and of the pushes, which stand at `places`."""
+    def lists(self, length: int, places: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
+        """The list in W, S (one or none) and the anchor, (G, length, P) each, with the pushes at `places`."""
         pushes = torch.cat([push for _, push in self.blocks], 1)  # G n P
 
-        def of(share: Tensor | None) -> Tensor | None:
-            if share is None:
-                return None
+        def of(share: Tensor) -> Tensor:
             total = F.pad(_mix(self.old, share), (0, 0, 0, length - self.old.key.shape[1]))
             return total.index_add(1, places, share[:, 3:, None] * pushes)
 
         weight, momentum, anchor = self.share
         listed = of(weight)
-        return [listed, of(momentum), listed if anchor is weight else of(anchor)]
+        return listed, [] if momentum is None else [of(momentum)], listed if anchor is weight else of(anchor)
 
 
 def _mix(old: Old, share: Tensor) -> Tensor:
@@ -217,7 +214,8 @@ def _first_map(spec, q, k, push, C, beta, f, offset, share: Shares, old: Old, ke
     own = logits(q, k, offset).masked_fill(later, 0.0)
     scored = [(own, C)]
     weight_share, momentum_share = share.weight, share.momentum
-    past = before = mixed = kept = None
+    past = before = None
+    mixed, kept = old.weight, old.momentum
     if keys is not None:
         past = logits(q, keys, offset)
         if momentum_share is None:

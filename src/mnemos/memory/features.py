@@ -10,7 +10,7 @@ which leaves torch's random state alone, are shared by all heads (whose memories
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +62,10 @@ class FeatureMap(nn.Module):
 FEATURES: dict[str, type[FeatureMap]] = {}
 
 
-def register_features(cls: type[FeatureMap]) -> type[FeatureMap]:
+Kind = TypeVar("Kind", bound=FeatureMap)
+
+
+def register_features(cls: type[Kind]) -> type[Kind]:
     """Make a feature map available under its `name`; usable as a decorator (example: `FeatureMap`)."""
     FEATURES[cls.name] = cls
     return cls
@@ -243,6 +246,8 @@ class Exp(FeatureMap):
     name = "exp"
 
     def __init__(self, dim: int, heads: int, degree=2, feature_dim=None, *, seed: int = 0, key_norm: float = 1.0):
+        if not key_norm > 0:
+            raise ValueError(f"key_norm={key_norm!r} must be > 0")
         self.key_norm = key_norm
         super().__init__(dim, heads, degree, feature_dim, seed=seed)
 

@@ -71,9 +71,9 @@ class _Row:
         self.S = [s[row].to(self.wide) for s in state.momentum] or [torch.zeros_like(w) for w in self.W]
         self.A = [a[row].to(self.wide) for a in state.anchor]
         self.position = int(state.position[row])
-        self.keys = list(state.window_key[row])
-        self.values = list(state.window_value[row])
-        self.gates = list(state.window_gate[row])
+        self.keys = list(state.window_key[row].to(self.wide))
+        self.values = list(state.window_value[row].to(self.wide))
+        self.gates = list(state.window_gate[row].to(self.wide))
         if state.pairs is not None:  # the first map is a list: (H, tokens, outputs), and their lifted keys
             pairs = state.pairs.map(lambda x: x[row, : self.position].transpose(0, 1).to(self.wide))
             self.listed = pairs.key
@@ -176,8 +176,8 @@ class _Row:
         pairs = None
         if spec.grows:
             first = [xs.pop(0).transpose(1, 2) for xs in (weights, momentum, anchor)]
-            shares = [first[0], first[1] if spec.momentum else None, first[0] if aligned else first[2]]
-            pairs = Pairs(self.listed.unsqueeze(0).transpose(1, 2), *shares)
+            key, held = self.listed.unsqueeze(0).transpose(1, 2), first[1] if spec.momentum else None
+            pairs = Pairs(key, first[0], held, first[0] if aligned else first[2])
         return MemoryState(
             spec=spec,
             weights=weights,

@@ -142,9 +142,10 @@ class MemoryState:
         """One state with the rows of all, in order."""
         if not states:
             raise ValueError("stack needs at least one state")
-        if all(state.pairs is not None for state in states):
-            longest = max(state.pairs.length for state in states)
-            states = [dataclasses.replace(state, pairs=state.pairs.resized(longest)) for state in states]
+        lists = [state.pairs for state in states if state.pairs is not None]
+        if len(lists) == len(states):
+            longest = max(pairs.length for pairs in lists)
+            states = [dataclasses.replace(s, pairs=pairs.resized(longest)) for s, pairs in zip(states, lists)]
         first = states[0]
         for other in states[1:]:
             if other.spec != first.spec:

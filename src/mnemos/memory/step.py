@@ -76,7 +76,7 @@ def _step(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features,
     position = state.position + 1
     phase = _next_phase(state, position, spec)
     anchor = _next_anchor(phase, position, weights, anchor, spec)
-    final = MemoryState(spec, weights, momentum, anchor, *window, position, phase, state.conv)
+    final = MemoryState(spec, weights, momentum, anchor, *window, position=position, phase=phase, conv=state.conv)
     if mask is not None:
         y, final = _skip_rows(y, final, state, mask.squeeze(1))
     return y.to(out_dtype), final
