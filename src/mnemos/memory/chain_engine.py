@@ -88,8 +88,10 @@ def pack(maps: Maps, groups: tuple[tuple[int, ...], ...], widens: tuple[bool, ..
 
 
 def unpack(maps: Maps, groups: tuple[tuple[int, ...], ...], widens: tuple[bool, ...]) -> Maps:
+    """Inverse of `pack`. Each map gets memory of its own, so that a state goes on the same way whether it was saved or not."""
     fused = [w if up else w.mT for w, up in zip(maps, widens)]
-    return [part for x, g in zip(fused, groups) for part in (x.chunk(len(g), -1) if len(g) > 1 else (x,))]
+    parts = [part for x, g in zip(fused, groups) for part in (x.chunk(len(g), -1) if len(g) > 1 else (x,))]
+    return [part.contiguous() for part in parts]
 
 
 def run(
