@@ -71,12 +71,13 @@ def plan_of(spec: MemorySpec, piece: Piece, reads: bool, momentum: bool, low: to
 
 
 def _save_every(spec: MemorySpec, piece: Piece) -> int:
-    """Tiles between two saved states: so many that the states do not outweigh the activations kept."""
+    """Tiles between two saved states. More are less memory, and more states made again: 2 where a state outweighs what
+    a tile keeps, 4 where it does so 16 times."""
     state = sum(i * o for i, o in spec.shapes) * (2 if spec.momentum else 1)
     entries = piece.length + piece.subchunks * (spec.window - 1)
     kept = (piece.length + entries) * sum(o for _, o in spec.shapes)
     every = 1
-    while every < GROUP and every * kept < state and 2 * every <= piece.tiles**0.5:
+    while every < GROUP and every**4 * kept < state and 2 * every <= piece.tiles**0.5:
         every *= 2
     return every
 

@@ -20,6 +20,7 @@ def without_autocast(backward):
     return method
 
 
+LARGE = 1 << 18  # numbers of a matrix from which on it pays no more to be in a batch
 SMALL = 16384  # numbers below which torch's fused GELU costs more to set up than a few plain operations
 
 
@@ -61,8 +62,8 @@ class Workspace:
         return self.reuse and not (kept and self.keeping)
 
     def mm(self, a: Tensor, b: Tensor, kept: bool = False, out: Tensor | None = None) -> Tensor:
-        """a @ b, batched; into `out` where given. (torch batches a product only into contiguous memory.)"""
-        if self.reuse and out is not None and out.is_contiguous():
+        """a @ b, batched; into `out` where given."""
+        if self.reuse and out is not None and _direct(out):
             return torch.bmm(a, b, out=out)
         if self.reuse and (out is not None or self._reuses(kept)):
             return _into(torch.bmm(a, b, out=self.buffer(a.shape[0], a.shape[1], b.shape[2])), out)
@@ -72,7 +73,7 @@ class Workspace:
 
     def add_mm(self, into: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """into += a @ b, in place."""
-        if self.low is None and into.is_contiguous():
+        if self.low is None and _direct(into):
             return into.baddbmm_(a, b)
         return into.add_(self.mm(a, b))
 
@@ -114,6 +115,11 @@ class Workspace:
             out = self.buffer(*x.shape[:-1], x.shape[-1] + y.shape[-1]) if out is None else out
             return torch.cat([x, y], -1, out=out)
         return _into(torch.cat([x, y], -1), out)
+
+
+def _direct(out: Tensor) -> bool:
+    """torch batches a product only into contiguous memory, and else makes the matrices one by one, which must be large for that."""
+    return out.is_contiguous() or out.shape[1] * out.shape[2] >= LARGE
 
 
 def _into(x: Tensor, out: Tensor | None) -> Tensor:
