@@ -189,14 +189,9 @@ class MemoryState:
                 if getattr(saved, f.name) != getattr(spec, f.name)
             ]
             raise ValueError(f"{path} belongs to another memory: {', '.join(differing)}")
-        return state_from_tensors(path, saved, tensors)
-
-
-def state_from_tensors(path, spec: MemorySpec, tensors: dict[str, Tensor]) -> MemoryState:
-    """The state of these tensors, as `MemoryState.save` names them, once they are found to fit the spec; `path` is their origin."""
-    _check_shapes(path, spec, tensors)
-    phase = common_phase(tensors["position"], spec)
-    return _assemble(spec, tensors, phase, aliased=phase == 0)
+        _check_shapes(path, saved, tensors)
+        phase = common_phase(tensors["position"], saved)
+        return _assemble(saved, tensors, phase, aliased=phase == 0)
 
 
 def common_phase(position: Tensor, spec: MemorySpec) -> int | None:

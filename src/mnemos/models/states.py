@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ..memory import MemoryState
-from ..memory.state import state_from_tensors
+from ..memory.state import _assemble, _check_shapes, common_phase
 from ..nn import AttentionCache, RowCache
 from .config import MnemosConfig
 
@@ -28,7 +28,10 @@ def from_tensors(path, config: MnemosConfig, tensors: dict[str, Tensor], about: 
     """The state that `to_tensors` took apart; `path` is where it came from, for what there is to complain."""
     kind = about.get("kind")
     if kind == "MemoryState":
-        return state_from_tensors(path, config.memory_config.spec, tensors)
+        spec = config.memory_config.spec
+        _check_shapes(path, spec, tensors)
+        phase = common_phase(tensors["position"], spec)
+        return _assemble(spec, tensors, phase, aliased=phase == 0)
     if kind not in KINDS:
         raise ValueError(f"{path} holds a state of unknown kind {kind!r:.40}")
     return KINDS[kind].from_tensors(tensors, **{name: value for name, value in about.items() if name != "kind"})
