@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel, initialization
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from ..memory import NeuralMemory
 from ..memory.norm import RMSNorm
 from .blocks import Block
 from .cache import MnemosCache
@@ -33,14 +32,23 @@ class MnemosPreTrainedModel(PreTrainedModel):
     _is_stateful = True
 
     @torch.no_grad()
+    @initialization.guard_torch_init_functions()
+    def initialize_weights(self) -> None:
+        """Children before their parents, so that a module of ours has the last word on the linear maps inside it. transformers'
+        own walk leaves out modules without parameters of their own, such as the memory's gates."""
+        for module in reversed(list(self.modules())):
+            loaded = [getattr(x, "_is_hf_initialized", False) for x in (*module.parameters(), *module.buffers())]
+            if not getattr(module, "_is_hf_initialized", False) and not (loaded and all(loaded)):
+                self._init_weights(module)
+            module._is_hf_initialized = True
+
     def _init_weights(self, module: nn.Module) -> None:
-        """Children come before their parents, so a module of ours has the last word on the linear maps inside it."""
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
         elif isinstance(module, MnemosModel):
             if module.persistent is not None:
                 nn.init.normal_(module.persistent, std=self.config.initializer_range)
-        elif isinstance(module, NeuralMemory):
+        elif hasattr(module, "reset_start"):
             module.reset_start()
         elif hasattr(module, "reset_parameters"):
             module.reset_parameters()
