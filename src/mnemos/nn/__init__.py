@@ -1,0 +1,19 @@
+"""The other parts of a model: attention with exact caches, rotary positions, feed-forward, the Q-K projection.
+
+Needs torch and `mnemos.memory` alone. Every layer is (x, cache) -> (y, cache), and any split of a sequence gives the same y.
+"""
+
+from .attention import Attention, AttentionCache
+from .cache import RowCache
+from .feedforward import SwiGLU
+from .rotary import apply_rotary, rotary_table, rotate
+
+__all__ = [
+    "Attention",
+    "AttentionCache",
+    "RowCache",
+    "SwiGLU",
+    "apply_rotary",
+    "rotary_table",
+    "rotate",
+]

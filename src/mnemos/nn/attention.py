@@ -1,0 +1,247 @@
+"""Causal attention with a sliding window or without, whose cache makes any split of a sequence into calls exact.
+
+Shapes: B batch, T time, H query heads, G key-value heads, D head dim, P persistent tokens, W window, S cached tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .cache import RowCache, place_tokens
+from .heads import Heads, attend
+from .sliding import full_windows, sliding_attention
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+MASK_ELEMENTS = 2**24  # a mask larger than this is made for some of the queries at a time
+
+
+@dataclass
+class AttentionCache(RowCache):
+    """Keys and values of B rows, each at a position of its own.
+
+    key, value: (B, P + S, G, D), the persistent tokens first. With a window S = window and position t lives in slot
+    P + t % window; without one, in slot P + t, and S grows with the longest row. Slots not written yet hold 0.
+    position: (B,) real tokens seen. inplace: one-token calls without gradients may overwrite this cache instead of
+    copying it; set it where nobody else goes on from the same cache.
+    """
+
+    key: Tensor
+    value: Tensor
+    window: int | None
+    persistent: int = 0
+    inplace: bool = False
+
+    def select(self, rows: Sequence[int] | Tensor) -> Self:
+        return super().select(rows)._fit()
+
+    @classmethod
+    def stack(cls, caches: Sequence[Self]) -> Self:
+        longest = max((c.key.shape[1] for c in caches), default=0)
+        return super().stack([c if c.window is not None else c._resize(longest) for c in caches])._fit()
+
+    def _fit(self) -> Self:
+        """As many slots as the longest row needs."""
+        return self if self.window is not None else self._resize(self.persistent + int(self.position.max()))
+
+    def _resize(self, slots: int) -> Self:
+        more = slots - self.key.shape[1]
+        if more == 0:
+            return self
+        key, value = (F.pad(x, (0, 0, 0, 0, 0, more)) for x in (self.key, self.value))
+        return dataclasses.replace(self, key=key, value=value)
+
+
+class Attention(Heads):
+    """Causal multi-head attention. x (B, T, dim) -> y (B, T, dim), and the cache to go on with.
+
+    window: how many keys a token sees, itself included; None for all before it.
+    head_dim: dim / heads by default. kv_heads: fewer heads for keys and values (grouped queries).
+    qk_norm: RMS norm of queries and keys per head, with learned scales.
+
+    >>> attention = Attention(dim=32, heads=4, window=8)
+    >>> x = torch.randn(2, 20, 32)
+    >>> y, _ = attention(x, use_cache=False)
+    >>> first, cache = attention(x[:, :13])
+    >>> second, cache = attention(x[:, 13:], cache)
+    >>> torch.allclose(y, torch.cat([first, second], 1), atol=1e-5), cache.key.shape, cache.position
+    (True, torch.Size([2, 8, 4, 8]), tensor([20, 20]))
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        window: int | None,
+        *,
+        head_dim: int | None = None,
+        kv_heads: int | None = None,
+        qk_norm: bool = True,
+        rope_theta: float = 10000.0,
+        eps: float = 1e-6,
+    ):
+        super().__init__(
+            dim, heads, head_dim=head_dim, kv_heads=kv_heads, qk_norm=qk_norm, rope_theta=rope_theta, eps=eps
+        )
+        if window is not None and window < 1:
+            raise ValueError(f"window={window} must be >= 1, or None for all tokens")
+        self.window = window
+
+    def forward(
+        self,
+        x: Tensor,
+        cache: AttentionCache | None = None,
+        mask: Tensor | None = None,
+        persistent: int = 0,
+        use_cache: bool = True,
+    ) -> tuple[Tensor, AttentionCache | None]:
+        """x (B, T, dim) after the tokens of `cache` -> y (B, T, dim) and the new cache (None without use_cache).
+
+        mask: (B, T) bool, True on a prefix of each row. Tokens behind it change nothing; their y is finite and means nothing.
+        persistent: without a cache, the first so many tokens of x are persistent: un-rotated, seen by every later
+        token, counted neither by the window nor as positions, valid whatever the mask says. A cache remembers them.
+        """
+        self.check(x, mask, cache, AttentionCache)
+        if cache is None:
+            return self._begin(x, mask, persistent, use_cache)
+        self._check_cache(cache, persistent)
+        if mask is not None:
+            x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
+        T, W = x.shape[1], self.window
+        positions = cache.position.unsqueeze(1)  # B 1
+        if T > 1:
+            positions = positions + torch.arange(T, device=x.device)
+        q, k, v = self.project(x, positions)
+        if W is None:
+            y, new = self._extend(q, k, v, cache, positions, mask)
+        elif T == 1:
+            y, new = self._decode(q, k, v, cache, W, mask)
+        else:
+            y, new = self._slide(q, k, v, cache, W, positions, mask, use_cache)
+        return self.out(y.flatten(2)), new if use_cache else None
+
+    def _begin(self, x: Tensor, mask: Tensor | None, P: int, use_cache: bool) -> tuple[Tensor, AttentionCache | None]:
+        """The first call of a sequence."""
+        B, T = x.shape[:2]
+        if not 0 <= P <= T:
+            raise ValueError(f"persistent={P} must lie in 0..{T}, the tokens of x")
+        index = torch.arange(T, device=x.device)
+        count = None
+        if mask is not None:
+            mask = mask | (index < P)
+            x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
+            count = mask.sum(1) - P
+        q, k, v = self.project(x, (index - P).clamp(min=0).unsqueeze(0))  # position 0 turns nothing
+        W = self.window
+        y = attend(q, k, v, causal=True) if W is None else sliding_attention(q, k, v, W, P)
+        y = self.out(y.flatten(2))
+        if not use_cache:
+            return y, None
+        if count is None:
+            count = torch.full((B,), T - P, device=x.device)
+        if W is None:
+            longest = T if mask is None else P + int(count.max())
+            return y, AttentionCache(count, k[:, :longest].clone(), v[:, :longest].clone(), None, P)
+        empty = k.new_zeros(B, W, self.kv_heads, self.head_dim)
+        source = _last_in_slot(count, W)
+        key, value = (
+            torch.cat((new[:, :P], place_tokens(empty, new[:, P:], source, count)), 1)
+            if T > P
+            else F.pad(new, (0, 0, 0, 0, 0, W))
+            for new in (k, v)
+        )
+        return y, AttentionCache(count, key, value, W, P)
+
+    def _decode(self, q: Tensor, k: Tensor, v: Tensor, cache: AttentionCache, W: int, mask: Tensor | None):
+        """One token per row, into its slot of the ring; the order of the slots is nothing to softmax."""
+        P, position = cache.persistent, cache.position
+        row = torch.arange(q.shape[0], device=q.device)
+        slot = position % W + P
+        buffers = []
+        for old, new in ((cache.key, k), (cache.value, v)):
+            new = new[:, 0].to(old.dtype)
+            if mask is not None:
+                new = torch.where(mask.unsqueeze(-1), new, old[row, slot])
+            buffer = old if cache.inplace and not torch.is_grad_enabled() else old.clone()
+            buffers.append(buffer.index_put_((row, slot), new))
+        key, value = buffers
+        seen = torch.arange(P + W, device=q.device) <= (position + P).unsqueeze(1)  # B P+W
+        y = attend(q, key, value, seen[:, None, None])
+        count = 1 if mask is None else mask[:, 0]
+        return y, dataclasses.replace(cache, key=key, value=value, position=position + count)
+
+    def _slide(self, q, k, v, cache: AttentionCache, W: int, positions: Tensor, mask: Tensor | None, use_cache: bool):
+        """Many tokens with a window: the first W see the ring, the others only each other and what is persistent."""
+        P, T = cache.persistent, q.shape[1]
+        first = min(T, W)
+        held = _last_in_slot(cache.position, W).unsqueeze(1)  # B 1 W, the position in each slot
+        query, own = positions[:, :first, None], positions[:, None, :first]  # B first 1, B 1 first
+        seen = torch.cat(
+            (
+                torch.ones_like(query, dtype=torch.bool).expand(-1, -1, P),
+                (held >= 0) & (held > query - W),
+                own <= query,
+            ),
+            dim=2,
+        )  # B first P+W+first
+        key, value = (torch.cat((old, new[:, :first]), 1) for old, new in ((cache.key, k), (cache.value, v)))
+        y = attend(q[:, :first], key, value, seen.unsqueeze(1))
+        if first < T:
+            rest = full_windows(q[:, first:], k, v, cache.key[:, :P], cache.value[:, :P], W)
+            y = torch.cat((y, rest), dim=1)
+        if not use_cache:
+            return y, None
+        count = T if mask is None else mask.sum(1)
+        end = cache.position + count
+        source = _last_in_slot(end, W) - cache.position.unsqueeze(1)
+        key, value = (
+            torch.cat((old[:, :P], place_tokens(old[:, P:], new.to(old.dtype), source, count)), 1)
+            for old, new in ((cache.key, k), (cache.value, v))
+        )
+        return y, dataclasses.replace(cache, key=key, value=value, position=end)
+
+    def _extend(self, q, k, v, cache: AttentionCache, positions: Tensor, mask: Tensor | None):
+        """Without a window: each row goes on behind its own last token."""
+        B, T = q.shape[:2]
+        P = cache.persistent
+        row, slot = torch.arange(B, device=q.device).unsqueeze(1), positions + P
+        key, value = (
+            F.pad(old, (0, 0, 0, 0, 0, T)).index_put_((row, slot), new.to(old.dtype))
+            for old, new in ((cache.key, k), (cache.value, v))
+        )
+        slots = torch.arange(key.shape[1], device=q.device)
+        step = max(1, MASK_ELEMENTS // (B * len(slots)))
+        y = [
+            attend(part, key, value, (slots <= last.unsqueeze(-1)).unsqueeze(1))
+            for part, last in zip(q.split(step, 1), slot.split(step, 1))
+        ]
+        count = T if mask is None else mask.sum(1)
+        new = dataclasses.replace(cache, key=key, value=value, position=cache.position + count)
+        return torch.cat(y, 1) if len(y) > 1 else y[0], new if mask is None else new._fit()
+
+    def _check_cache(self, cache: AttentionCache, persistent: int) -> None:
+        if cache.window != self.window:
+            raise ValueError(f"cache is of window={cache.window}, but the layer has window={self.window}")
+        if persistent not in (0, cache.persistent):
+            raise ValueError(f"persistent={persistent}, but the cache was begun with {cache.persistent}")
+        slots = cache.persistent + self.window if self.window is not None else cache.key.shape[1]
+        expected = (cache.batch, slots, self.kv_heads, self.head_dim)
+        if cache.key.shape != expected or cache.value.shape != expected:
+            raise ValueError(f"cache has keys of shape {tuple(cache.key.shape)}, but {expected} is expected")
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, window={self.window}"
+
+
+def _last_in_slot(count: Tensor, window: int) -> Tensor:
+    """The last position below count (B,) that lives in each slot of a ring, negative where none does: (B, window)."""
+    last = count.unsqueeze(1) - 1
+    return last - (last - torch.arange(window, device=count.device)) % window

@@ -1,0 +1,116 @@
+"""What the caches of all layers have in common: tensors whose first axis is the row, and settings that all rows share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+@dataclass
+class RowCache:
+    """A dataclass of tensors (B, ...) and of settings; `position` (B,) int64 counts the tokens each row has seen.
+
+    A cache is a value: a layer returns a new one and leaves the one it was given as it was.
+    """
+
+    position: Tensor
+
+    @property
+    def batch(self) -> int:
+        return self.position.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.numel() * x.element_size() for x in self.tensors().values())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor by name, each with the row as its first axis: what to write into a file."""
+        named = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {name: x for name, x in named.items() if isinstance(x, Tensor)}
+
+    def settings(self) -> dict[str, int | bool | None]:
+        """The fields that are no tensors, all of them JSON."""
+        named = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {name: x for name, x in named.items() if not isinstance(x, Tensor)}
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor], **settings) -> Self:
+        """The cache whose `tensors()` and `settings()` these are."""
+        fields = dataclasses.fields(cls)
+        required = {f.name for f in fields if f.default is dataclasses.MISSING}
+        given = tensors.keys() | settings.keys()
+        if not required <= given or not given <= {f.name for f in fields}:
+            raise ValueError(f"{cls.__name__} needs {sorted(required)}, but {sorted(given)} are given")
+        if len({x.shape[0] if x.dim() else -1 for x in tensors.values()}) != 1:
+            raise ValueError(f"the tensors of a {cls.__name__} have different numbers of rows")
+        return cls(**tensors, **settings)
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        return dataclasses.replace(self, **{name: function(x) for name, x in self.tensors().items()})
+
+    def detach(self) -> Self:
+        """The same cache cut from the graph that made it (truncated back-propagation)."""
+        return self._map(Tensor.detach)
+
+    def clone(self) -> Self:
+        """A fork: a copy that shares no memory."""
+        return self._map(Tensor.clone)
+
+    def to(self, target: torch.device | str | torch.dtype) -> Self:
+        """Move to a device, or change the floating-point type."""
+        if isinstance(target, torch.dtype):
+            return self._map(lambda x: x.to(target) if x.is_floating_point() else x)
+        return self._map(lambda x: x.to(target))
+
+    def select(self, rows: Sequence[int] | Tensor) -> Self:
+        """Rows by index, in the order given, repeats allowed (beam search, batching)."""
+        index = torch.as_tensor(rows, device=self.position.device)
+        if index.dim() != 1 or index.numel() == 0 or index.is_floating_point() or index.dtype == torch.bool:
+            raise ValueError(f"rows must be a non-empty list of row numbers, not {str(rows)[:60]}")
+        if int(index.min()) < 0 or int(index.max()) >= self.batch:
+            raise ValueError(f"rows must lie in 0..{self.batch - 1}, not {index.tolist()}")
+        return self._map(lambda x: x.index_select(0, index.to(torch.int64)))
+
+    @classmethod
+    def stack(cls, caches: Sequence[Self]) -> Self:
+        """One cache with the rows of all, in order."""
+        if not caches:
+            raise ValueError("stack needs at least one cache")
+        first = caches[0]
+        for other in caches[1:]:
+            if other.settings() != first.settings():
+                raise ValueError(f"stack: the caches differ: {first.settings()} and {other.settings()}")
+            if _kinds(other) != _kinds(first):
+                raise ValueError("stack: the caches differ in shape, dtype or device")
+        joined = {name: torch.cat([c.tensors()[name] for c in caches]) for name in first.tensors()}
+        return dataclasses.replace(first, **joined)
+
+
+def _kinds(cache: RowCache) -> dict:
+    return {name: (x.shape[1:], x.dtype, x.device) for name, x in cache.tensors().items()}
+
+
+def place_tokens(old: Tensor, new: Tensor, source: Tensor, count: Tensor | int) -> Tensor:
+    """Slots of a buffer renewed: slot s of row b becomes token source[b, s] of the row, where that is one of its tokens.
+
+    old (B, S, ...), new (B, T, ...), source (B, S) with anything outside 0..count-1 for slots that stay, count (B,) or int.
+    Costs S however large T is.
+
+    >>> old, new = torch.zeros(1, 4), torch.tensor([[1.0, 2.0, 3.0]])
+    >>> place_tokens(old, new, torch.tensor([[-1, 2, 0, 3]]), 3)
+    tensor([[0., 3., 1., 0.]])
+    """
+    B, T = new.shape[:2]
+    limit = count.unsqueeze(1) if isinstance(count, Tensor) else count
+    taken = (source >= 0) & (source < limit)
+    flat = source.clamp(0, T - 1) + torch.arange(B, device=new.device).unsqueeze(1) * T
+    picked = new.flatten(0, 1).index_select(0, flat.flatten()).view(old.shape)
+    return torch.where(taken.reshape(*taken.shape, *(1,) * (old.dim() - 2)), picked, old)

@@ -1,0 +1,116 @@
+"""What both kinds of attention share: the projections to heads, with norms and rotary positions, and one call of SDPA.
+
+Shapes: B batch, T time, S keys, H query heads, G key-value heads, D head dim.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mnemos.memory.norm import RMSNorm, rms_norm
+
+from .cache import RowCache
+from .rotary import rotary_table, rotate
+
+
+class Heads(nn.Module):
+    """Projections of attention: `qkv` holds the maps of queries, keys and values, `out` the way back."""
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        head_dim: int | None = None,
+        kv_heads: int | None = None,
+        qk_norm: bool = True,
+        rope_theta: float = 10000.0,
+        eps: float = 1e-6,
+    ):
+        super().__init__()
+        if heads < 1 or (head_dim is None and dim % heads):
+            raise ValueError(f"heads={heads} must divide dim={dim}, or give head_dim")
+        self.dim, self.heads = dim, heads
+        self.head_dim = dim // heads if head_dim is None else head_dim
+        self.kv_heads = heads if kv_heads is None else kv_heads
+        if self.head_dim < 2 or self.head_dim % 2:
+            raise ValueError(f"head_dim={self.head_dim} must be even: rotary positions turn pairs of features")
+        if self.kv_heads < 1 or heads % self.kv_heads:
+            raise ValueError(f"kv_heads={self.kv_heads} must divide heads={heads}")
+        self.rope_theta, self.eps = rope_theta, eps
+        self.qkv = nn.Linear(dim, (heads + 2 * self.kv_heads) * self.head_dim, bias=False)
+        self.out = nn.Linear(heads * self.head_dim, dim, bias=False)
+        self.q_norm = RMSNorm(self.head_dim, eps) if qk_norm else None
+        self.k_norm = RMSNorm(self.head_dim, eps) if qk_norm else None
+
+    def project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x (B, T, dim) at positions (B or 1, T) -> q (B, T, H, D), k and v (B, T, G, D)."""
+        qk, v = self._split(self.qkv(x), self.heads + self.kv_heads)
+        if self.q_norm is not None and self.k_norm is not None:
+            weight = torch.cat(
+                (self.q_norm.weight.expand(self.heads, -1), self.k_norm.weight.expand(self.kv_heads, -1))
+            )
+            qk = rms_norm(qk, weight, self.eps)
+        q, k = self._turn(qk, positions).split((self.heads, self.kv_heads), dim=2)
+        return q, k, v
+
+    def project_keys(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """x (B, T, dim) -> k, v (B, T, G, D); un-rotated where positions is None."""
+        k, v = self._split(F.linear(x, self.qkv.weight[self.heads * self.head_dim :]), self.kv_heads)
+        if self.k_norm is not None:
+            k = self.k_norm(k)
+        return (k if positions is None else self._turn(k, positions)), v
+
+    def _split(self, x: Tensor, before: int) -> tuple[Tensor, Tensor]:
+        parts = x.unflatten(-1, (-1, self.head_dim)).split((before, self.kv_heads), dim=2)
+        return parts[0], parts[1]
+
+    def _turn(self, x: Tensor, positions: Tensor) -> Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return rotate(x, *rotary_table(positions, self.head_dim, self.rope_theta, wide))
+
+    def check(self, x: Tensor, mask: Tensor | None, cache: RowCache | None, kind: type[RowCache]) -> None:
+        """Refuse, in words, what does not fit this layer."""
+        if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[-1] != self.dim or 0 in x.shape:
+            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(
+                f"x has shape {got}, but (batch, time, dim={self.dim}) with at least one token is expected"
+            )
+        if mask is not None and (mask.shape != x.shape[:2] or mask.dtype != torch.bool):
+            raise ValueError(
+                f"mask has shape {tuple(mask.shape)} and type {mask.dtype}, but bool {tuple(x.shape[:2])} is expected"
+            )
+        if cache is None:
+            return
+        if not isinstance(cache, kind):
+            raise ValueError(f"cache is a {type(cache).__name__}, but must be the {kind.__name__} of an earlier call")
+        if cache.batch != x.shape[0]:
+            raise ValueError(f"cache has {cache.batch} rows, but x has {x.shape[0]}; use cache.select([...])")
+        if cache.position.device != x.device:
+            raise ValueError(f"cache is on {cache.position.device}, but x is on {x.device}; use cache.to(...)")
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, heads={self.heads}, head_dim={self.head_dim}, kv_heads={self.kv_heads}"
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    """Softmax attention, sequence-first: q (B, T, H, D), k and v (B, S, G, D) -> (B, T, H, D).
+
+    mask: bool, True where a query sees a key, (T, S) or (B, 1, T, S). causal: query t sees keys 0..t.
+
+    >>> q, k, v = torch.randn(3, 2, 5, 4, 8)
+    >>> torch.allclose(attend(q, k, v, causal=True)[:, 0], v[:, 0])
+    True
+    """
+    dtype = torch.promote_types(q.dtype, torch.promote_types(k.dtype, v.dtype))
+    y = F.scaled_dot_product_attention(
+        q.to(dtype).transpose(1, 2),
+        k.to(dtype).transpose(1, 2),
+        v.to(dtype).transpose(1, 2),
+        attn_mask=mask,
+        is_causal=causal,
+        enable_gqa=q.shape[2] != k.shape[2],
+    )
+    return y.transpose(1, 2)
