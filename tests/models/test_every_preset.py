@@ -184,7 +184,7 @@ def test_a_saved_cache_goes_on_identically_and_as_often_as_one_likes(name, tmp_p
     assert loaded.get_seq_length() == 21 and loaded.nbytes == cache.nbytes
     for _ in range(2):  # going on from a cache does not change it
         found, _ = feed(model, more, [4], loaded)
-        assert torch.equal(found, expected)
+        assert_close(found, expected, 1e-13, "loaded")
     forked = loaded.select([1]).fork(3)
     found, _ = feed(model, more[1:].expand(3, -1), [], forked)
     for row in range(3):
@@ -200,7 +200,8 @@ def test_a_saved_model_is_the_same_model(name, tmp_path):
     model, ids = model_of(name), tokens(1, 20)
     model.save_pretrained(tmp_path)
     loaded = MnemosForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
-    assert torch.equal(logits(loaded.eval(), ids), logits(model, ids))
+    assert all(torch.equal(a, b) for a, b in zip(loaded.state_dict().values(), model.state_dict().values()))
+    assert_close(logits(loaded.eval(), ids), logits(model, ids), 1e-13)
 
 
 def test_no_memory_is_left_where_memory_is_switched_off():

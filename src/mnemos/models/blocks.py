@@ -18,56 +18,13 @@ from ..memory import MemoryState, NeuralMemory
 from ..memory import read as read_memory
 from ..memory.gating import logit
 from ..memory.norm import RMSNorm, l2_normalize
-from ..nn import Attention, SwiGLU
+from ..nn import Attention, QKProjection, SwiGLU
 from .config import MnemosConfig
-
-State = dict
-
-
-class Gate(nn.Module):
-    """Joins attention y and memory m (B, T, D): the gate modes of `MnemosConfig`; x is what both were made from."""
-
-    def __init__(self, config: MnemosConfig):
-        super().__init__()
-        D, self.mode = config.hidden_size, config.gate_mode
-        self.init, self.heads = config.gate_init, _gate_heads(config)
-        self.norms = nn.ModuleList(RMSNorm(D, config.rms_norm_eps) for _ in range(2)) if self.mode == "product" else None
-        self.linear = nn.Linear(D, self.heads) if self.mode in ("convex", "additive") else None
-        self.reset_parameters()
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        if self.linear is not None:
-            nn.init.zeros_(self.linear.weight)
-            nn.init.constant_(self.linear.bias, logit(self.init))
-
-    def forward(self, y: Tensor, m: Tensor, x: Tensor) -> Tensor:
-        if self.norms is not None:
-            return F.silu(self.norms[0](y) * self.norms[1](m))
-        if self.linear is None:
-            return y * m.sigmoid()
-        g = self.linear(x).sigmoid().repeat_interleave(x.shape[-1] // self.heads, dim=-1)  # B T D
-        return g * y + (1 - g) * m if self.mode == "convex" else y + g * m
-
-
-def _gate_heads(config: MnemosConfig) -> int:
-    """As many gates as attention heads, where they divide the width; else one per channel."""
-    heads = config.num_attention_heads
-    return heads if config.hidden_size % heads == 0 else config.hidden_size
-
+from .context import ContextMixer
+from .gate import Gate, State, attention_choices
 
 def make_attention(config: MnemosConfig, window: int | None) -> Attention:
-    return Attention(config.hidden_size, config.num_attention_heads, window, **_attention_choices(config))
-
-
-def _attention_choices(config: MnemosConfig) -> dict:
-    return {
-        "head_dim": config.head_dim,
-        "kv_heads": config.num_key_value_heads,
-        "qk_norm": config.qk_norm,
-        "rope_theta": config.rope_theta,
-        "eps": config.rms_norm_eps,
-    }
+    return Attention(config.hidden_size, config.num_attention_heads, window, **attention_choices(config))
 
 
 class MemoryMixer(nn.Module):
@@ -125,21 +82,24 @@ class LayerMixer(nn.Module):
 
 
 class QKMixer(nn.Module):
-    """`qk`: sliding-window attention whose queries pass through a memory of keys."""
+    """`qk`: as `mag`, with a Q-K projection in the memory's place: queries seen through all keys so far."""
 
     def __init__(self, config: MnemosConfig):
         super().__init__()
-        self.attention = QKAttention(
+        self.attention = make_attention(config, config.attention_window)
+        self.memory = QKProjection(
             config.hidden_size,
             config.num_attention_heads,
-            config.attention_window,
-            **_attention_choices(config),
+            head_dim=config.head_dim,
+            eps=config.rms_norm_eps,
             **config.qk_projection,
         )
+        self.gate = Gate(config)
 
     def forward(self, x: Tensor, state: State | None, mask: Tensor | None, persistent: int, use_cache: bool):
         y, attention = self.attention(x, state and state["attention"], mask, persistent, use_cache)
-        return y, {"attention": attention} if use_cache else None
+        m, memory = self.memory(x, state and state["memory"], mask, use_cache)
+        return self.gate(y, m, x), {"attention": attention, "memory": memory} if use_cache else None
 
 
 class Block(GradientCheckpointingLayer):
@@ -167,6 +127,8 @@ MIXERS = {
     "lmm": MemoryMixer,
     "mag": GateMixer,
     "mal": LayerMixer,
+    "mac": ContextMixer,
+    "qk": QKMixer,
     "swa": lambda config: AttentionMixer(config, config.attention_window),
     "attention": lambda config: AttentionMixer(config, None),
 }

@@ -14,12 +14,13 @@ BLOCKS = {
     "mag": "sliding-window attention and memory side by side, joined by a gate",
     "mal": "memory, then sliding-window attention",
     "mac": "attention within a segment and over what the memory retrieves for it",
-    "qk": "sliding-window attention whose queries pass through a memory of keys",
+    "qk": "sliding-window attention and a Q-K projection side by side, joined by a gate",
     "swa": "sliding-window attention",
     "attention": "full causal attention",
 }
 MEMORY_BLOCKS = ("lmm", "mag", "mal", "mac", "qk")
 GATE_MODES = ("product", "sigmoid", "convex", "additive")
+QK_FIELDS = ("persistent", "window", "decay", "gate_hidden", "normalise", "chunk_size")
 MEMORY_FIELDS = tuple(f.name for f in dataclasses.fields(NeuralMemoryConfig) if f.name != "dim")
 
 
@@ -117,11 +118,16 @@ class MnemosConfig(PreTrainedConfig):
         unknown = sorted(set(self.memory) - set(MEMORY_FIELDS))
         if unknown:
             raise ValueError(f"memory has no choice {', '.join(unknown)}; there are {', '.join(MEMORY_FIELDS)}")
+        unknown = sorted(set(self.qk_projection) - set(QK_FIELDS))
+        if unknown:
+            raise ValueError(f"qk_projection has no choice {', '.join(unknown)}; there are {', '.join(QK_FIELDS)}")
         blocks = self.blocks
         if any(name != "lmm" for name in blocks):
             self._check_attention()
         if any(name in MEMORY_BLOCKS and name != "qk" for name in blocks):
-            _ = self.memory_config
+            features = self.memory_config.features
+            if features == "exp" and "mac" in blocks:
+                raise ValueError("layers='mac' keeps a copy of its memory's weights, which features='exp' has none of; use lmm, mag or mal")
 
     def _check_attention(self) -> None:
         if self.head_dim is None and self.hidden_size % self.num_attention_heads:

@@ -76,6 +76,7 @@ PRESETS = {
         Preset("atlas-mal", "mal", "Atlas, memory as layer", ATLAS, PERSISTENT),
         Preset("dla", "lmm", "deep linear attention: Hebbian deep memory", {"objective": "dot", "momentum": False}),
         Preset("swla", "lmm", "sliding-window linear attention", LINEAR | {"objective": "dot", "window": 16, "gate": "token"}),
+        Preset("qk-mag", "qk", "Q-K projection: queries seen through the keys so far, beside attention", None, PERSISTENT),
         Preset("linear-attention", "lmm", "Hebbian matrix memory, nothing forgotten", LINEAR | {"objective": "dot", "retain": False}),
         Preset("retnet", "lmm", "linear attention with a fixed decay per head", LINEAR | {"objective": "dot", "retain": "fixed"}),
         Preset("deltanet", "lmm", "delta rule, token by token", LINEAR | {"anchor": "token", "retain": False}),

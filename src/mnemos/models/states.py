@@ -11,10 +11,11 @@ from torch import Tensor
 
 from ..memory import MemoryState
 from ..memory.state import _assemble, _check_shapes, common_phase
-from ..nn import AttentionCache, RowCache
+from ..nn import AttentionCache, QKCache, RowCache, SegmentCache
 from .config import MnemosConfig
+from .context import FrozenCache
 
-KINDS: dict[str, type[RowCache]] = {kind.__name__: kind for kind in (AttentionCache,)}
+KINDS: dict[str, type[RowCache]] = {kind.__name__: kind for kind in (AttentionCache, SegmentCache, QKCache, FrozenCache)}
 
 
 def to_tensors(state: MemoryState | RowCache) -> tuple[dict[str, Tensor], dict[str, Any]]:
