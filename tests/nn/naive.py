@@ -53,3 +53,44 @@ def naive_attention(layer, x: Tensor, persistent: int = 0) -> Tensor:
         seen = [j for j in range(t + 1) if j < P or j in near]
         outputs.append(look(layer, tokens[t][0], [tokens[j][1] for j in seen], [tokens[j][2] for j in seen]))
     return torch.stack(outputs)
+
+
+def naive_segments(layer, x: Tensor, retrieved: Tensor, longterm: Tensor, persistent: int = 0) -> Tensor:
+    """x, retrieved (P + T, dim), one row; longterm (segments, N, dim) -> (P + T, dim)."""
+    P, L = persistent, layer.segment_len
+    fixed = [heads_of(layer, x[t], None) for t in range(P)]
+    outputs = []
+    for t in range(P):
+        seen = fixed[: t + 1]
+        outputs.append(look(layer, fixed[t][0], [s[1] for s in seen], [s[2] for s in seen]))
+    for t in range(P, len(x)):
+        segment, i = divmod(t - P, L)
+        begin = t - i
+        seen = fixed + [heads_of(layer, token, None) for token in longterm[segment]]
+        seen = seen + [heads_of(layer, retrieved[begin + j], j) for j in range(i + 1)]
+        seen = seen + [heads_of(layer, x[begin + j], j) for j in range(i + 1)]
+        outputs.append(look(layer, heads_of(layer, x[t], i)[0], [s[1] for s in seen], [s[2] for s in seen]))
+    return torch.stack(outputs)
+
+
+def naive_qk_projection(layer, q: Tensor, k: Tensor, gate: Tensor) -> Tensor:
+    """q, k (T, H, D), gate (T, H), one row -> (T, H, D), with every M_t built."""
+    T, H, D = q.shape
+    y = torch.empty_like(q)
+    unit = layer.normalise == "per_key"
+
+    def outer(key: Tensor) -> Tensor:
+        return torch.outer(key, key) / ((key @ key + layer.eps) if unit else 1.0)
+
+    for h in range(H):
+        decay = 1.0 if layer.decay_logit is None else torch.sigmoid(layer.decay_logit[h])
+        keys = [] if layer.persistent_keys is None else list(layer.persistent_keys[h])
+        for t in range(T):
+            M = sum((outer(p) for p in keys), torch.zeros(D, D, dtype=q.dtype))
+            norm = sum((p @ p for p in keys), torch.zeros((), dtype=q.dtype))
+            for i in range(0 if layer.window is None else max(0, t - layer.window + 1), t + 1):
+                weight = decay ** (t - i) * gate[i, h]
+                M = M + weight * outer(k[i, h])
+                norm = norm + weight * (k[i, h] @ k[i, h])
+            y[t, h] = M @ q[t, h] / (1.0 if unit else norm + layer.eps)
+    return y

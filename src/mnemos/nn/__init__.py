@@ -4,14 +4,20 @@ Needs torch and `mnemos.memory` alone. Every layer is (x, cache) -> (y, cache), 
 """
 
 from .attention import Attention, AttentionCache
+from .attention_segment import SegmentAttention, SegmentCache
 from .cache import RowCache
 from .feedforward import SwiGLU
+from .qk_projection import QKCache, QKProjection
 from .rotary import apply_rotary, rotary_table, rotate
 
 __all__ = [
     "Attention",
     "AttentionCache",
+    "QKCache",
+    "QKProjection",
     "RowCache",
+    "SegmentAttention",
+    "SegmentCache",
     "SwiGLU",
     "apply_rotary",
     "rotary_table",

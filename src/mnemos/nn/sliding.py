@@ -48,7 +48,7 @@ def full_windows(
     key = torch.arange(-P, W + C, device=q.device)  # of a block, counted from W tokens before its first query
     mask = (key < 0) | ((key > query) & (key <= query + W))  # C P+W+C
 
-    keys, values = _reach(k, persistent_k, N, C, W), _reach(v, persistent_v, N, C, W)
+    keys, values = reach(k, persistent_k, N, C, W), reach(v, persistent_v, N, C, W)
     blocks = q[:, : N * C].unflatten(1, (N, C)).flatten(0, 1)  # B*N C H D
     y = attend(blocks, keys, values, mask).unflatten(0, (B, N)).flatten(1, 2)
     if last == 0:
@@ -62,7 +62,7 @@ def block_size(window: int) -> int:
     return min(128, max(32, window // 2))
 
 
-def _reach(x: Tensor, persistent: Tensor, N: int, C: int, W: int) -> Tensor:
+def reach(x: Tensor, persistent: Tensor, N: int, C: int, W: int) -> Tensor:
     """What each of N blocks can see: persistent, the W tokens before it, its own C. (B, W+R, ...) -> (B*N, P+W+C, ...)."""
     B, P = persistent.shape[:2]
 
