@@ -124,7 +124,7 @@ class MnemosConfig(PreTrainedConfig):
         blocks = self.blocks
         if any(name != "lmm" for name in blocks):
             self._check_attention()
-        if any(name in MEMORY_BLOCKS and name != "qk" for name in blocks):
+        if self.has_memory:
             features = self.memory_config.features
             if features == "exp" and "mac" in blocks:
                 raise ValueError("layers='mac' keeps a copy of its memory's weights, which features='exp' has none of; use lmm, mag or mal")
@@ -148,6 +148,11 @@ class MnemosConfig(PreTrainedConfig):
         return ["swa" if name in MEMORY_BLOCKS and i not in kept else name for i, name in enumerate(names)]
 
     @property
+    def has_memory(self) -> bool:
+        """Whether any layer has a `NeuralMemory`."""
+        return any(name in MEMORY_BLOCKS and name != "qk" for name in self.blocks)
+
+    @property
     def attention_head_dim(self) -> int:
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
@@ -164,6 +169,9 @@ class MnemosConfig(PreTrainedConfig):
     def to_dict(self) -> dict[str, Any]:
         """`use_cache` is a choice of a call, never of a checkpoint: transformers' Trainer sets it to False before it saves."""
         return super().to_dict() | {"use_cache": True}
+
+
+FIELDS = tuple(MnemosConfig.__annotations__)
 
 
 def _whole(name: str, value, least: int) -> None:

@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from .config import MEMORY_FIELDS, MnemosConfig
+from .config import FIELDS, MEMORY_FIELDS, MnemosConfig
 
 
 @dataclass(frozen=True)
@@ -105,10 +104,7 @@ SIZES = {
         Size("1.3b", 2048, 18, 8, "Atlas"),
     )
 }
-FIELDS = sorted(
-    {field.name for field in dataclasses.fields(MnemosConfig) if field.name in MnemosConfig.__annotations__}
-    | {f"memory_{name}" for name in MEMORY_FIELDS}
-)
+OVERRIDES = sorted({*FIELDS, *(f"memory_{name}" for name in MEMORY_FIELDS)})
 
 
 def names() -> list[str]:
@@ -127,10 +123,10 @@ def config(name: str, size: str = "nano", **overrides) -> MnemosConfig:
     3
     """
     preset, shape = _known("preset", name, PRESETS), _known("size", size, SIZES)
-    unknown = sorted(set(overrides) - set(FIELDS))
+    unknown = sorted(set(overrides) - set(OVERRIDES))
     if unknown:
-        close = [match for field in unknown for match in difflib.get_close_matches(field, FIELDS, 3)]
-        hint = f"; did you mean {', '.join(close)}?" if close else f"; there are {', '.join(FIELDS)}"
+        close = [match for field in unknown for match in difflib.get_close_matches(field, OVERRIDES, 3)]
+        hint = f"; did you mean {', '.join(close)}?" if close else f"; there are {', '.join(OVERRIDES)}"
         raise ValueError(f"a config has no field {', '.join(unknown)}{hint}")
     memory = {} if preset.memory is None else {"heads": shape.heads} | preset.memory
     fields: dict[str, Any] = {
@@ -147,17 +143,29 @@ def config(name: str, size: str = "nano", **overrides) -> MnemosConfig:
     return MnemosConfig(**fields | overrides)
 
 
+def size(name: str) -> Size:
+    """A size by name.
+
+    >>> size("340m").hidden_size
+    1024
+    """
+    return _known("size", name, SIZES)
+
+
 def count(config: MnemosConfig) -> int:
-    """Parameters of a config's language model, tied ones once, without allocating them.
+    """Parameters of a config's language model, tied ones once, without allocating any.
 
     >>> count(config("transformer", "nano")) < 1e6
     True
     """
-    from .model import MnemosForCausalLM
+    from .blocks import Block
 
     with torch.device("meta"):
-        model = MnemosForCausalLM(config)
-    return model.num_parameters()
+        kinds = {kind: Block(config, kind) for kind in set(config.blocks)}
+    each = {kind: sum(p.numel() for p in block.parameters()) for kind, block in kinds.items()}
+    embeddings = config.vocab_size * (1 if config.tie_word_embeddings else 2)
+    outside = (embeddings + config.num_persistent_tokens + 1) * config.hidden_size  # 1: the last norm
+    return outside + sum(each[kind] for kind in config.blocks)
 
 
 def _known(what: str, name: str, table: dict):
