@@ -46,7 +46,7 @@ class MnemosConfig(PreTrainedConfig):
     """
 
     model_type = "mnemos"
-    keys_to_ignore_at_inference = ("past_key_values",)
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
 
     vocab_size: int = 256
     hidden_size: int = 128
