@@ -112,7 +112,7 @@ def _check_cu_seqlens(cu_seqlens: Tensor, B: int, T: int) -> int:
 
 def _check_features(features, spec: MemorySpec, heads: int) -> None:
     if features is None:
-        if spec.features != "identity":
+        if spec.features not in ("identity", "exp"):  # without a module the kernel is exp(q·k)
             raise ValueError(
                 f"the spec has features={spec.features!r}: pass features=make_features(spec, heads={heads})"
             )

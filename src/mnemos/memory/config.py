@@ -27,6 +27,7 @@ class NeuralMemoryConfig:
     lr itself is that times 1 - momentum. The default keeps a chunk of identical keys stable whatever the momentum.
     lr_init, momentum_init, retain_init, gate_init, decay_init: what the gates are before training.
     learned_start: learn the weights a memory starts from; False starts from 0 (memories of a single fast map only).
+    features "exp": the first fast map starts at 0 anyway; its kernel, exp(τ (q·k - |k|²)), has a learned τ per head.
     conv_width: width of the causal convolution over q, k, v; 0 or None for none. qk_norm: "l2", "rms" or "none".
     value_bound: values are shortened to less than this norm, v / sqrt(1 + |v|² / bound²), which keeps deep memories
     stable and costs nothing, for the output is normalised; None leaves them as they are.
@@ -60,6 +61,7 @@ class NeuralMemoryConfig:
     read: str = "after"
     ns_steps: int = 5
     ns_coefficients: str = "muon"
+    normalize: bool = False
 
     momentum: bool = True
     retain: bool | str = True
@@ -118,10 +120,10 @@ class NeuralMemoryConfig:
             )
         if not self.eps > 0:
             raise ValueError(f"eps={self.eps!r} must be > 0")
-        if not self.learned_start and len(self.spec.shapes) > 1:
+        if not self.learned_start and len(self.spec.network.shapes()) > 1:
             raise ValueError(
                 f"learned_start=False starts all weights at 0, from where structure={self.structure!r} with its "
-                f"{len(self.spec.shapes)} fast maps can never move; use structure='linear' or learned_start=True"
+                f"{len(self.spec.network.shapes())} fast maps can never move; use structure='linear' or learned_start=True"
             )
 
     @property
@@ -167,11 +169,11 @@ class NeuralMemoryConfig:
             return self.max_lr
         if self.rule == "muon":
             return 1.0  # Newton-Schulz has unit spectral norm, whatever the gradient
-        squared_key = 1 if self.qk_norm == "l2" else self.spec.key_dim
+        squared_key = 1 if self.qk_norm == "l2" or self.spec.grows else self.spec.key_dim
         if self.anchor == "token":
             return 1 / (self.window * squared_key)
         deep = 1.0 if self.momentum else 0.5
-        reach = 2.0 if len(self.spec.shapes) == 1 else deep
+        reach = 2.0 if len(self.spec.network.shapes()) == 1 else deep
         return reach / (self.chunk_size * self.window * squared_key)
 
     @property

@@ -10,7 +10,7 @@ which leaves torch's random state alone, are shared by all heads (whose memories
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +62,10 @@ class FeatureMap(nn.Module):
 FEATURES: dict[str, type[FeatureMap]] = {}
 
 
-def register_features(cls: type[FeatureMap]) -> type[FeatureMap]:
+Kind = TypeVar("Kind", bound=FeatureMap)
+
+
+def register_features(cls: type[Kind]) -> type[Kind]:
     """Make a feature map available under its `name`; usable as a decorator (example: `FeatureMap`)."""
     FEATURES[cls.name] = cls
     return cls
@@ -223,6 +226,47 @@ class Sketch(FeatureMap):
                 feature = feature * next(factors)
             features.append(feature)
         return torch.cat(features, dim=-1)
+
+
+@register_features
+class Exp(FeatureMap):
+    """φ* with φ*(q)·φ*(k) = exp(τ (q·k - |k|²)): infinitely many features, of which only the kernel is ever computed.
+
+    Returns √τ x; the memory takes the exponential of inner products of such, plus `offset`, -τ |k|². τ > 0 is learnable
+    per head; key_norm: |k|, the norm that keys have, which makes lr 1 an exact write. τ starts at √D / |k|², so that a key
+    and a query of that norm in one direction have exp(√D) times the kernel of orthogonal ones, as in attention.
+    A memory without this module (features=None) has the kernel exp(q·k).
+
+    >>> phi = Exp(dim=16, heads=1)
+    >>> q, k = torch.eye(16)[:2].unsqueeze(1)
+    >>> [round(((phi(q) * phi(x)).sum() + phi.offset).exp().item(), 4) for x in (q, k)]
+    [1.0, 0.0183]
+    """
+
+    name = "exp"
+
+    def __init__(self, dim: int, heads: int, degree=2, feature_dim=None, *, seed: int = 0, key_norm: float = 1.0):
+        if not key_norm > 0:
+            raise ValueError(f"key_norm={key_norm!r} must be > 0")
+        self.key_norm = key_norm
+        super().__init__(dim, heads, degree, feature_dim, seed=seed)
+
+    def build(self) -> None:
+        self.log_scale = nn.Parameter(torch.empty(self.heads))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        self.log_scale.fill_(math.log(self.dim_in**0.5 / self.key_norm**2))
+
+    @property
+    def offset(self) -> Tensor:
+        """What is added to inner products before the exponential: (H,)."""
+        return -(self.key_norm**2) * self.log_scale.exp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = _widen(x, self.log_scale)
+        return x * (self.log_scale.to(x.dtype) / 2).exp().unsqueeze(-1)
 
 
 def _widen(x: Tensor, parameter: Tensor) -> Tensor:

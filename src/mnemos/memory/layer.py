@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .config import NeuralMemoryConfig
 from .conv import CausalConv1d
-from .features import make_features
+from .features import Exp, make_features
 from .gating import Gating, momentum_since_commit
 from .norm import RMSNorm, l2_normalize, rms_norm
 from .scan import read, scan
@@ -53,6 +53,8 @@ class NeuralMemory(nn.Module):
         self.conv = CausalConv1d(sum(self.splits), config.conv_width) if config.conv_width else None
         self.gating = Gating(config)
         self.features = make_features(self.spec, H)
+        if self.spec.grows and config.qk_norm != "l2":
+            self.features = Exp(self.spec.key_dim, H, key_norm=self.spec.key_dim**0.5)
         self.W0 = (
             nn.ParameterList(torch.empty(H, *shape) for shape in self.spec.shapes) if config.learned_start else None
         )
@@ -64,7 +66,8 @@ class NeuralMemory(nn.Module):
     @torch.no_grad()
     def reset_start(self) -> None:
         """Draw W0: hidden activations of a unit key have about unit norm; the last map is next to 0,
-        so that what was written drowns out what was drawn, however small the learning rate."""
+        so that what was written drowns out what was drawn, however small the learning rate. With features "exp" it is the
+        first map that is 0: the others pass errors on to it at their size."""
         if self.W0 is None:
             return
         chain = self.spec.network.chain
@@ -74,7 +77,9 @@ class NeuralMemory(nn.Module):
             else set()
         )
         for i, (w, (d_in, d_out)) in enumerate(zip(self.W0, self.spec.shapes)):
-            if i == len(self.spec.shapes) - 1:
+            if self.spec.grows:
+                std = (4 / d_in) ** 0.5
+            elif i == len(self.spec.shapes) - 1:
                 std = 0.01 * d_in**-0.5
             else:
                 std = (4 / d_out) ** (0.25 if i in gated else 0.5)
@@ -86,7 +91,11 @@ class NeuralMemory(nn.Module):
             start = [self.qkv.weight.new_zeros(self.heads, *shape) for shape in self.spec.shapes]
         else:
             start = list(self.W0)
-        state = self.spec.initial_state(start, batch)
+        like = self.qkv.weight
+        if start:
+            state = self.spec.initial_state(start, batch)
+        else:
+            state = self.spec.initial_state([], batch, self.heads, like.dtype, like.device)
         return state if self.conv is None else dataclasses.replace(state, conv=self.conv.initial_tail(batch))
 
     def forward(

@@ -11,6 +11,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from .pairs import close_pairs, open_pairs
 from .spec import Gates, MemorySpec
 from .state import MemoryState
 
@@ -69,8 +70,7 @@ def _run_rows(run_grid, q, k, v, gates: Gates, state: MemoryState, spec: MemoryS
     if longest == 0:
         return (None if q is None else v.new_zeros(0, *v.shape[1:])), state
     positions = state.position.tolist()
-    grid = spec.anchor == "chunk"
-    offsets = [p % b if grid else 0 for p in positions]
+    offsets = [p % b if spec.on_grid else 0 for p in positions]
     slots = max(o + n for o, n in zip(offsets, counts))
 
     index = torch.zeros(len(rows), longest, dtype=torch.int64)
@@ -136,8 +136,10 @@ def _run_rows(run_grid, q, k, v, gates: Gates, state: MemoryState, spec: MemoryS
         ),
         valid=shift(present, slots, False),
     )
-    tokens = _skip(tokens)
-    y, W, S, A = _run_segments(run_grid, tokens, state, spec, offsets, counts, slots)
+    tokens, maps = open_pairs(_skip(tokens), state, features)
+    y, *maps = _run_segments(run_grid, tokens, *maps, spec, offsets, counts, slots)
+    length = max(p + n for p, n in zip(positions, counts))
+    (W, S, A), pairs = close_pairs(maps, tokens, state, offset, length)
     ends = [o + n for o, n in zip(offsets, counts)]
     if y is not None:
         y = torch.cat([y[r, offsets[r] : ends[r]] for r in range(len(rows))])
@@ -154,6 +156,7 @@ def _run_rows(run_grid, q, k, v, gates: Gates, state: MemoryState, spec: MemoryS
         window_gate=compact.gate[each, last],
         position=state.position + count.squeeze(-1),
         phase=phases.pop() if len(phases) == 1 else None,
+        pairs=pairs,
     )
     return y, final
 
@@ -175,11 +178,10 @@ def _skip(tokens):
     return dataclasses.replace(tokens, gates=dataclasses.replace(gates, momentum=momentum, retain=retain))
 
 
-def _run_segments(run_grid, tokens, state: MemoryState, spec: MemorySpec, offsets, counts, slots: int):
+def _run_segments(run_grid, tokens, W, S, A, spec: MemorySpec, offsets, counts, slots: int):
     """Run all slots, stopping where a row ends inside a chunk: that chunk's start is the row's anchor."""
     b = spec.chunk_size
-    W, S, A = state.weights, state.momentum, state.anchor
-    if spec.anchor == "token":
+    if not spec.on_grid:
         return run_grid(tokens, 0, W, S, A, spec)
     ends = [o + n for o, n in zip(offsets, counts)]
     starts = [end // b * b if end % b else None for end in ends]  # where the chunk a row ends in begins

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .objectives import loss
+from .pairs import Pairs
 from .spec import NS_COEFFICIENTS, Gates, MemorySpec
 from .state import MemoryState
 
@@ -65,24 +66,46 @@ class _Row:
 
     def __init__(self, state: MemoryState, row: int, spec: MemorySpec, features, dtype):
         self.spec, self.source, self.features = spec, state, features
-        self.wide = torch.promote_types(dtype, state.weights[0].dtype)
+        self.wide = torch.promote_types(dtype, state.dtype)
         self.W = [w[row].to(self.wide) for w in state.weights]
         self.S = [s[row].to(self.wide) for s in state.momentum] or [torch.zeros_like(w) for w in self.W]
         self.A = [a[row].to(self.wide) for a in state.anchor]
         self.position = int(state.position[row])
-        self.keys = list(state.window_key[row])
-        self.values = list(state.window_value[row])
-        self.gates = list(state.window_gate[row])
+        self.keys = list(state.window_key[row].to(self.wide))
+        self.values = list(state.window_value[row].to(self.wide))
+        self.gates = list(state.window_gate[row].to(self.wide))
+        if state.pairs is not None:  # the first map is a list: (H, tokens, outputs), and their lifted keys
+            pairs = state.pairs.map(lambda x: x[row, : self.position].transpose(0, 1).to(self.wide))
+            self.listed = pairs.key
+            self.W.insert(0, pairs.weight)
+            self.S.insert(0, torch.zeros_like(pairs.weight) if pairs.momentum is None else pairs.momentum)
+            self.A.insert(0, pairs.anchor)
 
-    def network(self, x: Tensor, weights: list[Tensor]) -> Tensor:
-        """M(x; weights) for x (H, D)."""
+    def network(self, x: Tensor, weights: list[Tensor], probe: Tensor | None = None) -> Tensor:
+        """M(x; weights) for x (H, D). probe: added to what the first map puts out."""
 
         def fast(i: int, z: Tensor) -> Tensor:
-            return (z.unsqueeze(-2) @ weights[i]).squeeze(-2)
+            if i == 0 and self.spec.grows:
+                z = self.kernel(z)
+            z = (z.unsqueeze(-2) @ weights[i]).squeeze(-2)
+            return z if i or probe is None else z + probe
 
         lifted = x if self.features is None else self.features(x)
         y = self.spec.network.forward(lifted, fast)
         return y + x if self.spec.residual else y
+
+    def kernel(self, x: Tensor) -> Tensor:
+        """φ*(x)·φ*(k) for all keys k of the list: (H, K) -> (H, tokens)."""
+        scores = (self.listed @ x.unsqueeze(-1)).squeeze(-1)
+        offset = getattr(self.features, "offset", None)
+        return (scores if offset is None else scores + offset.unsqueeze(-1)).exp()
+
+    def read(self, q: Tensor, weights: list[Tensor]) -> Tensor:
+        y = self.network(q, weights)
+        if not self.spec.normalize:
+            return y
+        y, total = y[..., :-1], y[..., -1:]
+        return torch.where(total > 0, y / torch.where(total > 0, total, 1.0), 0.0)
 
     def token(self, q: Tensor, k: Tensor, v: Tensor, gates: Gates) -> Tensor:
         spec = self.spec
@@ -92,14 +115,21 @@ class _Row:
         self.keys.append(k.to(self.wide))
         self.values.append(v.to(self.wide))
         self.gates.append((one if gates.gate is None else gates.gate).to(self.wide))
+        if spec.grows:
+            self.listed = torch.cat([self.listed, self.lift(k).unsqueeze(1)], 1)
+            self.W, self.S, self.A = (
+                [torch.nn.functional.pad(x[0], (0, 0, 0, 1)), *x[1:]] for x in (self.W, self.S, self.A)
+            )
         before = self.W
         if spec.anchor == "token":
             self.A = [_per_head(retain, w) for w in self.W] if spec.decay_first else self.W
-        elif self.position % spec.chunk_size == 0:
+        elif not spec.on_grid or self.position % spec.chunk_size == 0:
             self.A = self.W
 
         # G: gradient at the anchor of the window's weighted loss
         A = [a if a.requires_grad else a.detach().requires_grad_() for a in self.A]
+        # a gradient with respect to φ*(k)ᵀ δ is δ: that of what is added to the first map's output for k
+        probes = torch.zeros_like(A[0]).requires_grad_() if spec.grows else None
         total = torch.zeros((), dtype=self.wide, device=k.device)
         for lag in range(spec.window):
             weight = self.gates[-1 - lag]
@@ -107,9 +137,13 @@ class _Row:
                 weight = weight * gates.decay**lag
             if gates.lag is not None:
                 weight = weight * gates.lag[..., lag]
-            prediction = self.network(self.keys[-1 - lag], A)
-            total = total + (weight * loss(spec.objective, prediction, self.values[-1 - lag])).sum()
-        G = torch.autograd.grad(total, A, create_graph=True, allow_unused=True)
+            probe = None if probes is None or lag > self.position else probes[:, self.position - lag]
+            prediction, value = self.network(self.keys[-1 - lag], A, probe), self.values[-1 - lag]
+            if spec.normalize:
+                value = torch.cat([value, torch.ones_like(value[..., :1])], -1)
+            total = total + (weight * loss(spec.objective, prediction, value)).sum()
+        leaves = A if probes is None else [probes, *A[1:]]
+        G = torch.autograd.grad(total, leaves, create_graph=True, allow_unused=True)
         G = [torch.zeros_like(a) if g is None else g for g, a in zip(G, A)]
 
         self.W = [_per_head(retain, w) for w in self.W]
@@ -124,26 +158,37 @@ class _Row:
         self.keys, self.values, self.gates = (
             x[len(x) - spec.window + 1 :] for x in (self.keys, self.values, self.gates)
         )
-        return self.network(q.to(self.wide), self.W if spec.read == "after" else before).to(v.dtype)
+        return self.read(q.to(self.wide), self.W if spec.read == "after" else before).to(v.dtype)
+
+    def lift(self, x: Tensor) -> Tensor:
+        x = x.to(self.wide)
+        return x if self.features is None else self.features(x)
 
     def state(self) -> MemoryState:
         spec, like = self.spec, self.source
-        aligned = spec.anchor == "token" or self.position % spec.chunk_size == 0
+        aligned = not spec.on_grid or self.position % spec.chunk_size == 0
 
         def window(items: list[Tensor], template: Tensor) -> Tensor:
             return torch.stack(items).unsqueeze(0) if items else template.new_zeros(1, *template.shape[1:])
 
-        weights = [w.unsqueeze(0) for w in self.W]
+        weights, momentum, anchor = ([x.unsqueeze(0) for x in xs] for xs in (self.W, self.S, self.A))
+        anchor = list(weights) if aligned else anchor
+        pairs = None
+        if spec.grows:
+            first = [xs.pop(0).transpose(1, 2) for xs in (weights, momentum, anchor)]
+            key, held = self.listed.unsqueeze(0).transpose(1, 2), first[1] if spec.momentum else None
+            pairs = Pairs(key, first[0], held, first[0] if aligned else first[2])
         return MemoryState(
             spec=spec,
             weights=weights,
-            momentum=[s.unsqueeze(0) for s in self.S] if spec.momentum else [],
-            anchor=list(weights) if aligned else [a.unsqueeze(0) for a in self.A],
+            momentum=momentum if spec.momentum else [],
+            anchor=anchor,
             window_key=window(self.keys, like.window_key),
             window_value=window(self.values, like.window_value),
             window_gate=window(self.gates, like.window_gate),
             position=like.position.new_tensor([self.position]),
             phase=self.position % spec.chunk_size,
+            pairs=pairs,
         )
 
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from . import autograd_engine, chain_engine, chain_muon
+from . import autograd_engine, chain_engine, chain_muon, exp_engine
 from .checks import check_inputs, check_query
+from .pairs import Opened, close_pairs, open_pairs
 from .ragged import scan_ragged
 from .rules import gd_coefficients, muon_coefficients, window_matrix
 from .spec import Gates, MemorySpec
@@ -61,14 +62,16 @@ def scan(
 def _scan(
     q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask, cu_seqlens, low: torch.dtype | None
 ):
-    grid_matters = spec.anchor == "chunk" and spec.chunk_size > 1
+    grid_matters = spec.on_grid and spec.chunk_size > 1
     if cu_seqlens is not None or mask is not None or (state.phase is None and grid_matters):
         return scan_ragged(run_grid, q, k, v, gates, state, spec, features, mask, cu_seqlens, low)
     tokens = prepare(q, k, v, gates, state, spec, features, low)
     phase = state.phase or 0
     room = -phase % spec.chunk_size
-    y, W, S, A = run_grid(tokens, room, state.weights, state.momentum, state.anchor, spec)
+    tokens, maps = open_pairs(tokens, state, features)
+    y, *maps = run_grid(tokens, room, *maps, spec)
     T, c = k.shape[1], spec.window
+    (W, S, A), pairs = close_pairs(maps, tokens, state, 0, T + (0 if state.pairs is None else state.pairs.length))
     position = state.position + T
     final = dataclasses.replace(
         state,
@@ -80,6 +83,7 @@ def _scan(
         window_gate=_tail(tokens.gate, c - 1),
         position=position,
         phase=common_phase(position, spec) if state.phase is None else (state.phase + T) % spec.chunk_size,
+        pairs=pairs,
     )
     return (y if y is None else y.to(v.dtype)), final
 
@@ -93,9 +97,13 @@ def read(q: Tensor, state: MemoryState, spec: MemorySpec, features: Callable[[Te
     torch.Size([2, 5, 1, 3])
     """
     check_query(q, state, spec, features)
-    wide = q.to(torch.promote_types(q.dtype, state.weights[0].dtype))
+    wide = q.to(torch.promote_types(q.dtype, state.dtype))
     lifted = (wide if features is None else features(wide)).transpose(1, 2)  # B H T F
-    y = spec.network.forward(lifted, lambda i, x: x @ state.weights[i]).transpose(1, 2)
+    if state.pairs is not None:
+        y = exp_engine.read(lifted, state, spec, features)
+    else:
+        y = spec.network.forward(lifted, lambda i, x: x @ state.weights[i])
+    y = y.transpose(1, 2)
     return (y + wide if spec.residual else y).to(q.dtype)
 
 
@@ -112,6 +120,7 @@ class Tokens:
     gates: Gates  # B T H, gate and decay folded away: lag holds decay^j * lag, or None
     low: torch.dtype | None = None  # precision of matmuls under autocast
     valid: Tensor | None = None  # B T, 1 or 0
+    pairs: Opened | None = None  # with features "exp"
 
     def part(self, start: int, stop: int, c: int) -> Tokens:
         def tokens(x: Tensor | None) -> Tensor | None:
@@ -130,12 +139,13 @@ class Tokens:
             self.gates.map(lambda x: x[:, start:stop]),
             self.low,
             tokens(self.valid),
+            None if self.pairs is None else self.pairs.part(start, c),
         )
 
 
 def prepare(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, low: torch.dtype | None) -> Tokens:
     """Widen the types, prepend the window buffers, lift, and fold decay and lag into one weight per lag."""
-    dtype = torch.promote_types(torch.promote_types(k.dtype, v.dtype), state.weights[0].dtype)
+    dtype = torch.promote_types(torch.promote_types(k.dtype, v.dtype), state.dtype)
     k, v = k.to(dtype), v.to(dtype)
     gate = torch.ones_like(k[..., 0]) if gates.gate is None else gates.gate.to(dtype)
     if spec.window > 1:
@@ -174,6 +184,8 @@ def lag_weights(gates: Gates, spec: MemorySpec, dtype: torch.dtype) -> Tensor | 
 
 def run_grid(tokens: Tokens, room: int, W: list[Tensor], S: list[Tensor], A: list[Tensor], spec: MemorySpec):
     """Tokens from a known place on the chunk grid: the first `room` of them at the anchor A. Returns y, W, S, A."""
+    if tokens.pairs is not None:
+        return exp_engine.run_grid(tokens, room, W, S, A, spec)
     B, n, _ = tokens.gates.lr.shape
     dtype, shapes = tokens.raw_key.dtype, [w.shape for w in W]
     W, S, A = ([x.to(dtype).flatten(0, 1) for x in xs] for xs in (W, S, A))

@@ -61,7 +61,9 @@ class MemorySpec:
     key_dim, value_dim: per head, before the feature map.
     structure: "linear", "mlp", "gated_mlp" or a registered name; `depth` maps, hidden width round(expansion * value_dim).
     objective: "l2" or "dot". rule: "gd" or "muon". features: "identity", "elementwise", "monomials", "tensor", "sketch"
-    or a registered name, of `degree`, with `feature_dim` outputs where the map has a choice.
+    or a registered name, of `degree`, with `feature_dim` outputs where the map has a choice; or "exp", the kernel exp(q·k),
+    whose first fast map is a list that grows by a pair per token ("linear" or "mlp" under "gd"; W0 omits that map).
+    normalize: divide what is read by the same sum over values of 1: softmax attention ("linear", "dot" and "exp" only).
     window: how many tokens, the current one included, each write sums over.
     chunk_size: gradients are taken at the weights of the chunk's start (anchor="chunk"), or at the weights of the token
     before (anchor="token", linear and gd only; then chunk_size changes nothing but speed). decay_first: measure the error after the decay.
@@ -92,6 +94,7 @@ class MemorySpec:
     read: str = "after"
     ns_steps: int = 5
     ns_coefficients: str = "muon"
+    normalize: bool = False
 
     def __post_init__(self):
         def choose(name: str, allowed) -> None:
@@ -116,7 +119,7 @@ class MemorySpec:
             raise ValueError(
                 f"feature_dim={self.feature_dim!r:.40} must be None or a whole number >= 1 and <= {WIDEST}"
             )
-        for name in ("momentum", "decay_first"):
+        for name in ("momentum", "decay_first", "normalize"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r:.40} must be True or False")
         if self.commit_every is not None:
@@ -131,6 +134,7 @@ class MemorySpec:
             )
         if self.decay_first and self.anchor != "token":
             raise ValueError("decay_first=True needs anchor='token' (structure='linear', rule='gd')")
+        self._check_kernel()
         if self.lifted_dim > WIDEST:
             raise ValueError(
                 f"features={self.features!r} of degree={self.degree} lift key_dim={self.key_dim} to more than {WIDEST} dimensions"
@@ -139,6 +143,40 @@ class MemorySpec:
             raise ValueError(
                 f"expansion={self.expansion} and value_dim={self.value_dim} make a hidden layer wider than {WIDEST}, the most it may be"
             )
+
+    def _check_kernel(self) -> None:
+        """What goes together with features="exp"."""
+        if self.normalize and (self.features, self.structure, self.objective) != ("exp", "linear", "dot"):
+            raise ValueError(
+                "normalize=True goes with features='exp', structure='linear' and objective='dot', not "
+                f"features={self.features!r}, structure={self.structure!r}, objective={self.objective!r}"
+            )
+        if self.features != "exp":
+            return
+        if self.structure not in ("linear", "mlp") or self.rule != "gd" or self.anchor != "chunk":
+            why = "; a product of two maps that start at 0 never leaves it" if self.structure == "gated_mlp" else ""
+            why = "; chunk_size=1 is the same" if self.anchor == "token" else why
+            raise ValueError(
+                "features='exp' goes with structure='linear' or 'mlp', rule='gd' and anchor='chunk' (any objective, window, "
+                f"momentum, read), not structure={self.structure!r}, rule={self.rule!r}, anchor={self.anchor!r}{why}"
+            )
+
+    @property
+    def grows(self) -> bool:
+        """Whether the state grows with what was read, as an attention cache does: features "exp" only."""
+        return self.features == "exp"
+
+    @property
+    def on_grid(self) -> bool:
+        """Whether results depend on where chunks begin. Not where the error of a token does not look at the weights."""
+        if self.grows and not self.shapes and self.objective == "dot":
+            return False
+        return self.anchor == "chunk"
+
+    @property
+    def pair_dim(self) -> int:
+        """What the first map of a growing memory puts out: its outputs, and the sum of weights where it is normalised."""
+        return self.network.shapes()[0][1] + self.normalize
 
     @property
     def lifted_dim(self) -> int:
@@ -164,8 +202,8 @@ class MemorySpec:
 
     @functools.cached_property
     def shapes(self) -> tuple[tuple[int, int], ...]:
-        """(d_in, d_out) of every fast map."""
-        return tuple(self.network.shapes())
+        """(d_in, d_out) of every fast map that is a matrix: all but the first of a growing memory."""
+        return tuple(self.network.shapes()[1 if self.grows else 0 :])
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
@@ -188,13 +226,24 @@ class MemorySpec:
             raise ValueError(f"a MemorySpec needs {', '.join(missing)}")
         return cls(**given)
 
-    def initial_state(self, W0: list[Tensor], batch: int) -> MemoryState:
+    def initial_state(
+        self,
+        W0: list[Tensor],
+        batch: int,
+        heads: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> MemoryState:
         """State before the first token, for `batch` rows. W0: list of (H, d_in, d_out), one per fast map; gradients reach it.
+
+        heads, dtype (float32) and device (cpu) are for a memory without matrices, features "exp" and structure "linear", whose W0 is [];
+        otherwise they are those of W0.
 
         >>> spec = MemorySpec(key_dim=4, value_dim=4, structure="linear")
         >>> spec.initial_state([torch.zeros(2, 4, 4)], batch=3).weights[0].shape
         torch.Size([3, 2, 4, 4])
         """
+        from .pairs import Pairs
         from .state import MemoryState
 
         if not isinstance(batch, (int, torch.SymInt)) or isinstance(batch, bool) or batch < 1:
@@ -206,8 +255,14 @@ class MemorySpec:
             raise ValueError(
                 f"W0 has {len(W0)} matrices, but structure {self.structure!r} has {len(self.shapes)} fast maps"
             )
+        if not W0:
+            if type(heads) is not int or heads < 1:
+                raise ValueError(f"heads={heads!r} must be a whole number >= 1, for W0 is empty and cannot tell it")
+            W0 = [torch.zeros(heads, 0, 0, dtype=dtype, device=device)]
+        elif (heads, dtype, device) != (None, None, None):
+            raise ValueError("heads, dtype and device are those of W0: give them only where W0 is []")
         heads = W0[0].shape[0] if W0[0].dim() == 3 else 0
-        dtype = torch.float32
+        dtype = torch.promote_types(torch.float32, W0[0].dtype)
         for i, (w, shape) in enumerate(zip(W0, self.shapes)):
             if tuple(w.shape) != (heads, *shape) or heads == 0:
                 wanted = f"({heads or 'heads'}, {shape[0]}, {shape[1]})"
@@ -217,8 +272,8 @@ class MemorySpec:
             if w.device != W0[0].device:
                 raise ValueError(f"W0[{i}] is on {w.device}, but W0[0] is on {W0[0].device}")
             dtype = torch.promote_types(dtype, w.dtype)
-        weights = [w.to(dtype).unsqueeze(0).expand(batch, *w.shape) for w in W0]
-        c, like = self.window - 1, weights[0]
+        weights = [w.to(dtype).unsqueeze(0).expand(batch, *w.shape) for w in W0[: len(self.shapes)]]
+        c, like = self.window - 1, W0[0].to(dtype)
         empty = like.new_zeros
         return MemoryState(
             spec=self,
@@ -232,4 +287,5 @@ class MemorySpec:
             window_gate=empty(batch, c, heads),
             position=torch.zeros(batch, dtype=torch.int64, device=like.device),
             phase=0,
+            pairs=Pairs.empty(self, batch, heads, like) if self.grows else None,
         )

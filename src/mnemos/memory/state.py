@@ -1,4 +1,4 @@
-"""Everything a memory knows at one moment, of a size that does not depend on how much it has read."""
+"""Everything a memory knows at one moment, of a size that does not depend on how much it has read (but for features "exp")."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from .pairs import Pairs
 from .spec import MemorySpec
 
 FORMAT = "mnemos.memory-state/1"
@@ -28,6 +29,7 @@ class MemoryState:
     start; momentum is [] where the spec has none. window_*: the last window-1 raw keys, values and gates, zero-filled.
     position: (B,) tokens written so far. phase: position % chunk_size while all rows agree, else None.
     conv: (B, width-1, channels), the tails of a layer's convolution.
+    pairs: with features "exp", the first fast map, a list with a pair for every token read; None for all other memories.
     """
 
     spec: MemorySpec
@@ -40,18 +42,28 @@ class MemoryState:
     position: Tensor
     phase: int | None
     conv: Tensor | None = None
+    pairs: Pairs | None = None
 
     @property
     def batch(self) -> int:
-        return self.weights[0].shape[0]
+        return self.position.shape[0]
 
     @property
     def heads(self) -> int:
-        return self.weights[0].shape[1]
+        return self.window_key.shape[2]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.window_key.dtype
+
+    @property
+    def grows(self) -> bool:
+        """Whether the state grows with every token, as an attention cache does."""
+        return self.pairs is not None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the logical state: the same at every position."""
+        """Bytes of the logical state: the same at every position, unless the state `grows`."""
         return sum(x.numel() * x.element_size() for x in self._tensors().values())
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -62,7 +74,7 @@ class MemoryState:
         named["position"] = self.position
         if self.conv is not None:
             named["conv"] = self.conv
-        return named
+        return named if self.pairs is None else named | self.pairs.tensors()
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> MemoryState:
         """Apply `function` to every tensor; an anchor that is the weights stays the weights."""
@@ -78,7 +90,12 @@ class MemoryState:
             window_gate=function(self.window_gate),
             position=function(self.position),
             conv=None if self.conv is None else function(self.conv),
+            pairs=None if self.pairs is None else self.pairs.map(function),
         )
+
+    def _anchor_is_weights(self) -> bool:
+        pairs = self.pairs is None or self.pairs.anchor is self.pairs.weight
+        return pairs and all(a is w for a, w in zip(self.anchor, self.weights))
 
     def detach(self) -> MemoryState:
         """The same state cut from the graph that made it (truncated back-propagation)."""
@@ -115,7 +132,9 @@ class MemoryState:
             raise ValueError(f"rows must lie in 0..{self.batch - 1}, not {index.tolist()}")
         state = self._map(lambda x: x.index_select(0, index))
         return dataclasses.replace(
-            state, phase=common_phase(state.position, self.spec) if self.phase is None else self.phase
+            state,
+            phase=common_phase(state.position, self.spec) if self.phase is None else self.phase,
+            pairs=None if state.pairs is None else state.pairs.resized(int(state.position.max())),
         )
 
     @classmethod
@@ -123,6 +142,10 @@ class MemoryState:
         """One state with the rows of all, in order."""
         if not states:
             raise ValueError("stack needs at least one state")
+        lists = [state.pairs for state in states if state.pairs is not None]
+        if len(lists) == len(states):
+            longest = max(pairs.length for pairs in lists)
+            states = [dataclasses.replace(s, pairs=pairs.resized(longest)) for s, pairs in zip(states, lists)]
         first = states[0]
         for other in states[1:]:
             if other.spec != first.spec:
@@ -132,7 +155,7 @@ class MemoryState:
             }:
                 raise ValueError("stack: the states differ in heads, convolution, dtype or device")
         phases = {state.phase for state in states}
-        aliased = all(a is w for state in states for a, w in zip(state.anchor, state.weights))
+        aliased = all(state._anchor_is_weights() for state in states)
         joined = {name: torch.cat([s._tensors()[name] for s in states]) for name in first._tensors()}
         return _assemble(first.spec, joined, phases.pop() if len(phases) == 1 else None, aliased)
 
@@ -191,7 +214,7 @@ class MemoryState:
             raise ValueError(f"{path} belongs to another memory: {', '.join(differing)}")
         _check_shapes(path, saved, tensors)
         phase = common_phase(tensors["position"], saved)
-        return _assemble(saved, tensors, phase, aliased=phase == 0)
+        return _assemble(saved, tensors, phase, aliased=phase == 0 or (saved.grows and not saved.on_grid))
 
 
 def common_phase(position: Tensor, spec: MemorySpec) -> int | None:
@@ -216,14 +239,18 @@ def _assemble(spec: MemorySpec, tensors: dict[str, Tensor], phase: int | None, a
         position=tensors["position"],
         phase=phase,
         conv=tensors.get("conv"),
+        pairs=Pairs.of(tensors, aliased) if spec.grows else None,
     )
 
 
 def _check_shapes(path, spec: MemorySpec, tensors: dict[str, Tensor]) -> None:
     """Every tensor a state needs is there, alone, with the shape its spec gives it."""
-    if "weights.0" not in tensors or tensors["weights.0"].dim() != 4 or 0 in tensors["weights.0"].shape:
+    first = tensors.get("weights.0" if spec.shapes else "window_key", torch.empty(0))
+    if first.dim() != 4 or (spec.shapes and 0 in first.shape):
         raise ValueError(f"{path} holds no fast weights")
-    batch, heads = tensors["weights.0"].shape[:2]
+    batch, heads = first.shape[0], first.shape[1 if spec.shapes else 2]
+    if 0 in (batch, heads):
+        raise ValueError(f"{path} holds no rows")
     kinds = ("weights", "momentum", "anchor") if spec.momentum else ("weights", "anchor")
     expected: dict[str, tuple[int, ...]] = {
         f"{kind}.{i}": (batch, heads, *shape) for kind in kinds for i, shape in enumerate(spec.shapes)
@@ -231,11 +258,14 @@ def _check_shapes(path, spec: MemorySpec, tensors: dict[str, Tensor]) -> None:
     c = spec.window - 1
     expected |= {"window_key": (batch, c, heads, spec.key_dim), "window_value": (batch, c, heads, spec.value_dim)}
     expected |= {"window_gate": (batch, c, heads), "position": (batch,)}
+    if spec.grows:
+        position = tensors.get("position", torch.zeros(1))
+        expected |= Pairs.shapes(spec, batch, heads, max(0, int(position.max())) if position.numel() else 0)
     found = {name: tuple(x.shape) for name, x in tensors.items() if name != "conv"}
     if found != expected:
         wrong = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
         raise ValueError(f"{path} does not fit its own header: {', '.join(wrong)}")
-    dtype = tensors["weights.0"].dtype
+    dtype = first.dtype
     if any(x.dtype != (torch.int64 if name == "position" else dtype) for name, x in tensors.items() if name != "conv"):
         raise ValueError(f"{path} mixes number types")
     if dtype not in (torch.float32, torch.float64):

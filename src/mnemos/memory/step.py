@@ -14,7 +14,7 @@ from torch import Tensor
 from .checks import check_token
 from .errors import errors_at_anchor
 from .newton_schulz import newton_schulz
-from .scan import lag_weights
+from .scan import lag_weights, scan
 from .spec import NS_COEFFICIENTS, Gates, MemorySpec
 from .state import MemoryState, common_phase
 
@@ -31,7 +31,7 @@ def step(
 ) -> tuple[Tensor, MemoryState]:
     """One token: q, k (B, 1, H, key_dim), v (B, 1, H, value_dim), gates (B, 1, H) -> y (B, 1, H, value_dim), state.
 
-    Equal to `scan` on one token; its cost does not depend on the position. mask (B, 1): rows that are False are skipped.
+    Equal to `scan` on one token; its cost does not depend on the position, but for features "exp". mask (B, 1): rows that are False are skipped.
 
     >>> from mnemos.memory import Gates, MemorySpec, step
     >>> spec = MemorySpec(key_dim=4, value_dim=4, structure="linear")
@@ -41,6 +41,8 @@ def step(
     torch.Size([2, 1, 1, 4])
     """
     check_token(q, k, v, gates, state, spec, features, mask)
+    if spec.grows:  # reading the list is the work, for one token as for many
+        return scan(q, k, v, gates, state, spec, features, mask)
     if torch.is_autocast_enabled(
         k.device.type
     ):  # one token is no work for low precision, and states are float32 or wider
@@ -51,7 +53,7 @@ def step(
 
 def _step(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask) -> tuple[Tensor, MemoryState]:
     out_dtype = v.dtype
-    dtype = torch.promote_types(torch.promote_types(k.dtype, out_dtype), state.weights[0].dtype)
+    dtype = torch.promote_types(torch.promote_types(k.dtype, out_dtype), state.dtype)
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     window = [x.to(dtype) for x in (state.window_key, state.window_value, state.window_gate)]
     gate = None if gates.gate is None else gates.gate.to(dtype)
@@ -74,7 +76,7 @@ def _step(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features,
     position = state.position + 1
     phase = _next_phase(state, position, spec)
     anchor = _next_anchor(phase, position, weights, anchor, spec)
-    final = MemoryState(spec, weights, momentum, anchor, *window, position, phase, state.conv)
+    final = MemoryState(spec, weights, momentum, anchor, *window, position=position, phase=phase, conv=state.conv)
     if mask is not None:
         y, final = _skip_rows(y, final, state, mask.squeeze(1))
     return y.to(out_dtype), final

@@ -42,6 +42,8 @@ def cut(n: int, room: int, spec: MemorySpec) -> list[Piece]:
     """Pieces that cover n tokens, of which the first `room` belong to a chunk whose anchor is given."""
     if spec.anchor == "token":
         return _whole_chunks(0, n, 1, spec)
+    if not spec.on_grid:
+        return _part(0, n, spec, fresh=True, offset=0)
     pieces: list[Piece] = []
     b = spec.chunk_size
     head = min(room, n)
@@ -66,7 +68,7 @@ def _whole_chunks(start: int, count: int, b: int, spec: MemorySpec) -> list[Piec
         part = next((d for d in range(tile, tile // 2, -1) if b % d == 0), b)
         return [Piece(start, count * (b // part), 1, part, b // part, True, True)]
     together = 1
-    if spec.network.chain is not None:
+    if spec.network.chain is not None and not spec.grows:
         together = max(1, min(tile // b, ENTRIES // (spec.window - 1 + b)))
     pieces = []
     if count // together:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from . import exp_engine
 from .objectives import loss
 from .scan import read, scan
 from .spec import Gates, MemorySpec
@@ -52,7 +53,7 @@ def traced_scan(
     ended = (position + 1) % spec.chunk_size == 0
     ended = ended if mask is None else ended & mask
     ends = sorted({*(ended.any(0).nonzero().squeeze(-1) + 1).tolist(), T})
-    cuts = range(1, T + 1) if spec.anchor == "token" else ends
+    cuts = ends if spec.on_grid else range(1, T + 1)
     outputs, surprises, norms, start = [], [], [], 0
     for stop in cuts:
         part = slice(start, stop)
@@ -62,7 +63,7 @@ def traced_scan(
         y, state = scan(q[:, part], k[:, part], v[:, part], piece_gates, state, spec, features, piece_mask)
         outputs.append(y)
         if stop in ends:
-            norms.append(torch.stack([w.detach().flatten(2).norm(dim=-1) for w in state.weights], -1))  # B H maps
+            norms.append(_norms(state, features))
         start = stop
     surprise = torch.cat(surprises, 1)
     one, zero = torch.ones_like(gates.lr), torch.zeros_like(gates.lr)
@@ -84,5 +85,18 @@ def _surprise(k: Tensor, v: Tensor, gates: Gates, state: MemoryState, spec: Memo
     anchor = state.anchor
     if spec.decay_first and gates.retain is not None:  # one token: its error is measured after the decay
         anchor = [gates.retain[:, 0, :, None, None] * a for a in anchor]
-    prediction = read(k, dataclasses.replace(state, weights=anchor), spec, features)
+    pairs = None if state.pairs is None else dataclasses.replace(state.pairs, weight=state.pairs.anchor)
+    prediction = read(k, dataclasses.replace(state, weights=anchor, pairs=pairs), spec, features)
     return loss(spec.objective, prediction, v)
+
+
+@torch.no_grad()
+def _norms(state: MemoryState, features) -> Tensor:
+    """Frobenius norm of every fast map: (B, H, maps). That of a list follows from the kernel between its keys."""
+    norms = [w.flatten(2).norm(dim=-1) for w in state.weights]
+    if state.pairs is not None:
+        weight = state.pairs.weight[..., : state.pairs.weight.shape[-1] - state.spec.normalize].transpose(1, 2)
+        key = state.pairs.key.transpose(1, 2)  # B H n K
+        kernel = exp_engine.logits(key, key, exp_engine.per_head(features, key)).exp()
+        norms.insert(0, (weight * (kernel @ weight)).sum((-2, -1)).clamp(min=0).sqrt())
+    return torch.stack(norms, -1)
