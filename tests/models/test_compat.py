@@ -91,7 +91,7 @@ def test_titans_language_model_of_seed_001(variant):
 
 
 def test_atlas_of_seed_001_and_its_relatives():
-    from mnemos.compat import Atlas, AtlasConfig, OmegaNet
+    from mnemos.compat import Atlas, AtlasConfig, DeepTransformer, OmegaNet
 
     config = AtlasConfig(d_model=64, num_layers=2, context_window=64, polynomial_degree=2, vocab_size=300)
     tokens = labels = torch.randint(0, 300, (1, 40))
@@ -100,6 +100,9 @@ def test_atlas_of_seed_001_and_its_relatives():
     outputs["loss"].backward()
     assert model.config.memory_config.rule == "muon" and model.config.memory_config.window == 64
     assert OmegaNet(config).config.memory_config.rule == "gd"
+    deep = DeepTransformer(config)
+    deep(tokens, labels=labels).loss.backward()
+    assert deep.config.memory_config.features == "exp"
 
 
 def test_memory_and_features_of_seed_001():
@@ -116,7 +119,7 @@ def test_memory_and_features_of_seed_001():
     x, prev_state = torch.randn(1, 30, 512), None
     output, new_state = memory(x, memory_state=prev_state)
     output, new_state = memory(x, memory_state=new_state)
-    assert new_state.position.item() == 60
+    assert output.shape == x.shape and new_state.position.item() == 60
 
     phi = PolynomialFeatures(input_dim=64, degree=2)
     keys = torch.nn.functional.normalize(torch.randn(2, 5, 64), dim=-1)
@@ -134,7 +137,12 @@ def test_presets_of_seed_001():
         name: presets.count(config().translated()) / 1e6
         for name, config in dict(s=titans_small, m=titans_medium, l=titans_large, a=atlas_small).items()
     }
-    assert {name: round(count, 1) for name, count in millions.items()} == {"s": 150.2, "m": 475.1, "l": 1043.0, "a": 115.0}
+    assert {name: round(count, 1) for name, count in millions.items()} == {
+        "s": 150.2,
+        "m": 475.1,
+        "l": 1043.0,
+        "a": 115.0,
+    }
 
 
 def test_configs_and_ablations_of_seed_002():
@@ -149,7 +157,9 @@ def test_configs_and_ablations_of_seed_002():
         use_muon_optimizer=True,  # Enable Muon optimizer
     )
     assert config.translated().memory_config.spec.lifted_dim == 165
-    AtlasConfig(hidden_size=512, num_layers=8, memory_depth=2, polynomial_degree=3, context_window_size=256).translated()
+    AtlasConfig(
+        hidden_size=512, num_layers=8, memory_depth=2, polynomial_degree=3, context_window_size=256
+    ).translated()
     large = AtlasConfig(hidden_size=1024, num_layers=24, memory_depth=3, polynomial_degree=4, context_window_size=1024)
     assert large.translated().memory_config.depth == 3
 

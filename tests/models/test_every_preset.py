@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import assert_close
 from zoo import HAS_MEMORY, NAMES, VOCAB, WINDOW, logits, make, model_of, tokens
 
+from helpers import assert_close
 from mnemos.models import MnemosCache, MnemosForCausalLM
 
 EXACT = 1e-9  # relative RMS in float64

@@ -13,8 +13,32 @@ from zoo import HAS_MEMORY, NAMES, make, small_config, tokens
 from mnemos.models import MnemosConfig, MnemosForCausalLM, presets
 from mnemos.models.config import BLOCKS, GATE_MODES
 
-NAMED = """titans-lmm titans-mac titans-mag titans-mal omeganet atlas atlas++ atlas-mac atlas-mag atlas-mal dla swla qk-mag
-linear-attention retnet deltanet gated-deltanet ttt-linear ttt-mlp transformer swa""".split()
+NAMED = [
+    "titans-lmm",
+    "titans-mac",
+    "titans-mag",
+    "titans-mal",
+    "omeganet",
+    "atlas",
+    "atlas++",
+    "atlas-mac",
+    "atlas-mag",
+    "atlas-mal",
+    "dla",
+    "swla",
+    "deeptransformer",
+    "swdt",
+    "dot",
+    "qk-mag",
+    "linear-attention",
+    "retnet",
+    "deltanet",
+    "gated-deltanet",
+    "ttt-linear",
+    "ttt-mlp",
+    "transformer",
+    "swa",
+]
 COUNTS = json.loads((Path(__file__).parent / "parameter_counts.json").read_text())
 
 
@@ -107,6 +131,8 @@ def test_the_sigmoid_gate_only_attenuates_attention():
         (dict(name="titans-mag", num_persistent_tokens=-1), r"num_persistent_tokens=-1 must be a whole number >= 0"),
         (dict(name="qk-mag", qk_projection={"foo": 1}), r"qk_projection has no choice foo; there are persistent"),
         (dict(name="titans-mag", dropout=1.0), r"dropout=1.0 must be >= 0 and < 1"),
+        (dict(name="dot", memory_rule="muon"), r"features='exp' goes with structure='linear' or 'mlp', rule='gd'"),
+        (dict(name="dot", layers="mac"), r"layers='mac' keeps a copy of its memory's weights"),
         (dict(name="deltanet", memory_rule="muon"), r"anchor='token' goes with structure='linear' and rule='gd'"),
     ],
 )

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 import torch
-from helpers import assert_close
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -18,6 +17,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 from zoo import VOCAB, logits, make, model_of, small_config, tokens
 
+from helpers import assert_close
 from mnemos.models import MnemosCache, MnemosConfig, MnemosForCausalLM, MnemosModel, presets
 from mnemos.models.loss import cross_entropy
 

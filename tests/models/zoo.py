@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 
 import torch
-from helpers import randomise
 
+from helpers import randomise
 from mnemos.models import MnemosForCausalLM, presets
 
 VOCAB, WINDOW = 61, 8

@@ -6,19 +6,22 @@ What a user got wrong is one sentence and exit status 2.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tyro
 
 from .presets import presets
 
-COMMANDS = {"presets": presets}
+COMMANDS: dict[str, Callable[..., Any]] = {"presets": presets}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status."""
     try:
-        tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="mnemos", args=arguments, description="Sequence models whose memory learns at test time.")
+        tyro.extras.subcommand_cli_from_dict(
+            COMMANDS, prog="mnemos", args=arguments, description="Sequence models whose memory learns at test time."
+        )
     except ValueError as wrong:
         print(f"mnemos: {wrong}", file=sys.stderr)
         return 2

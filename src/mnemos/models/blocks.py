@@ -7,21 +7,17 @@ tokens of a row's first call are the model's persistent tokens. Shapes: B batch,
 
 from __future__ import annotations
 
-import dataclasses
-
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from ..memory import MemoryState, NeuralMemory
-from ..memory import read as read_memory
-from ..memory.gating import logit
-from ..memory.norm import RMSNorm, l2_normalize
+from ..memory import NeuralMemory
+from ..memory.norm import RMSNorm
 from ..nn import Attention, QKProjection, SwiGLU
 from .config import MnemosConfig
 from .context import ContextMixer
 from .gate import Gate, State, attention_choices
+
 
 def make_attention(config: MnemosConfig, window: int | None) -> Attention:
     return Attention(config.hidden_size, config.num_attention_heads, window, **attention_choices(config))
@@ -92,7 +88,7 @@ class QKMixer(nn.Module):
             config.num_attention_heads,
             head_dim=config.head_dim,
             eps=config.rms_norm_eps,
-            **config.qk_projection,
+            **(config.qk_projection or {}),
         )
         self.gate = Gate(config)
 
@@ -115,7 +111,12 @@ class Block(GradientCheckpointingLayer):
         self.dropout = config.dropout
 
     def forward(
-        self, x: Tensor, state: State | None = None, mask: Tensor | None = None, persistent: int = 0, use_cache: bool = False
+        self,
+        x: Tensor,
+        state: State | None = None,
+        mask: Tensor | None = None,
+        persistent: int = 0,
+        use_cache: bool = False,
     ) -> tuple[Tensor, State | None]:
         y, state = self.mixer(self.mixer_norm(x), state, mask, persistent, use_cache)
         x = x + F.dropout(y, self.dropout, self.training)

@@ -71,9 +71,7 @@ class MnemosCache:
     @property
     def grows(self) -> bool:
         """Whether the cache gets larger with every token (full attention, exp features) or has a fixed size."""
-        return "attention" in self.config.blocks or (
-            self.config.has_memory and self.config.memory_config.features == "exp"
-        )
+        return "attention" in self.config.blocks or (self.config.has_memory and self.config.memory_config.spec.grows)
 
     def _map(self, function: Callable) -> MnemosCache:
         layers = [{name: function(state) for name, state in layer.items()} for layer in self.layers]

@@ -47,9 +47,9 @@ class NeuralMemory(engine.NeuralMemory):
         use_muon_optimizer: bool | None = None,
         **fields,
     ):
-        if (dim is None) == (d_model is None):
+        width = d_model if dim is None else dim
+        if width is None or None not in (dim, d_model):
             raise ValueError("give the width as dim or as d_model")
-        width = dim if dim is not None else d_model
         if d_value is not None:
             fields.setdefault("heads", max(1, width // d_value))
         renamed = {
@@ -93,7 +93,7 @@ class _Transformer(MnemosForCausalLM):
         **fields,
     ):
         options = _omega(omega_window, use_omega_gate, poly_mode, poly_degree, use_muon_optimizer)
-        choices = {
+        choices: dict[str, Any] = {
             "vocab_size": num_tokens,
             "hidden_size": dim,
             "num_hidden_layers": depth,
@@ -187,7 +187,7 @@ class TitansConfig:
         """The same as a `MnemosConfig`."""
         if self.variant.lower() not in ("mac", "mag", "mal", "lmm"):
             raise ValueError(f"variant={self.variant!r} is unknown; choose one of MAC, MAG, MAL, LMM")
-        fields = {
+        fields: dict[str, Any] = {
             "layers": self.variant.lower(),
             "hidden_size": self.d_model,
             "num_hidden_layers": self.num_layers,
@@ -255,7 +255,7 @@ class AtlasConfig:
         if self.polynomial_degree > 1:
             key = LIFTED.get(self.polynomial_degree, 4)
             memory |= {"features": "monomials", "degree": self.polynomial_degree, "key_dim": key}
-        fields = {
+        fields: dict[str, Any] = {
             "layers": self.variant.lower(),
             "hidden_size": width,
             "num_hidden_layers": self.num_layers,
@@ -266,7 +266,8 @@ class AtlasConfig:
             "dropout": self.dropout,
         }
         memory |= overrides.pop("memory", {})
-        return MnemosConfig(**fields | {"memory": memory} | overrides)
+        fields["memory"] = memory
+        return MnemosConfig(**fields | overrides)
 
 
 class _FromConfig(MnemosForCausalLM):
@@ -275,8 +276,8 @@ class _FromConfig(MnemosForCausalLM):
     def __init__(self, config: TitansConfig | AtlasConfig | MnemosConfig):
         super().__init__(config if isinstance(config, MnemosConfig) else self.translate(config))
 
-    @staticmethod
-    def translate(config: TitansConfig | AtlasConfig) -> MnemosConfig:
+    @classmethod
+    def translate(cls, config: TitansConfig | AtlasConfig) -> MnemosConfig:
         return config.translated()
 
     def forward(self, *args, memory_states=None, **kwargs):
@@ -312,9 +313,25 @@ class Atlas(_FromConfig):
 class OmegaNet(_FromConfig):
     """Omega rule and polynomial features under gradient descent."""
 
-    @staticmethod
-    def translate(config: AtlasConfig) -> MnemosConfig:
-        return dataclasses.replace(config, use_muon_optimizer=False, use_momentum=False).translated()
+    @classmethod
+    def translate(cls, config: TitansConfig | AtlasConfig) -> MnemosConfig:
+        return dataclasses.replace(_atlas(config), use_muon_optimizer=False, use_momentum=False).translated()
+
+
+class DeepTransformer(_FromConfig):
+    """Deep Hebbian memory over the kernel of softmax attention."""
+
+    @classmethod
+    def translate(cls, config: TitansConfig | AtlasConfig) -> MnemosConfig:
+        plain = dataclasses.replace(_atlas(config), use_muon_optimizer=False, use_momentum=False, polynomial_degree=1)
+        kernel = {"features": "exp", "objective": "dot", "window": 1, "gate": "none", "retain": False}
+        return plain.translated(memory=kernel)
+
+
+def _atlas(config: TitansConfig | AtlasConfig) -> AtlasConfig:
+    if not isinstance(config, AtlasConfig):
+        raise ValueError(f"config is a {type(config).__name__}, but must be an AtlasConfig")
+    return config
 
 
 class PolynomialFeatures(nn.Module):
@@ -326,8 +343,10 @@ class PolynomialFeatures(nn.Module):
 
     def __init__(self, input_dim: int, degree: int = 2):
         super().__init__()
-        spec = engine.MemorySpec(key_dim=input_dim, value_dim=1, structure="linear", features="monomials", degree=degree)
-        self.map = engine.make_features(spec, heads=1)
+        spec = engine.MemorySpec(
+            key_dim=input_dim, value_dim=1, structure="linear", features="monomials", degree=degree
+        )
+        self.map = engine.make_features(spec, heads=1) or nn.Identity()
         self.output_dim = spec.lifted_dim
 
     def forward(self, x: Tensor) -> Tensor:
@@ -360,20 +379,20 @@ class DeepMemoryModule(engine.NeuralMemory):
         super().__init__(input_dim, structure="mlp", depth=num_layers, expansion=hidden_dim / input_dim, **fields)
 
 
-def titans_small(**fields) -> TitansConfig:
-    return TitansConfig(**{"d_model": 768, "num_layers": 12, "num_heads": 12} | fields)
+def titans_small(**fields: Any) -> TitansConfig:
+    return dataclasses.replace(TitansConfig(d_model=768, num_layers=12, num_heads=12), **fields)
 
 
-def titans_medium(**fields) -> TitansConfig:
-    return TitansConfig(**{"d_model": 1024, "num_layers": 24, "num_heads": 16} | fields)
+def titans_medium(**fields: Any) -> TitansConfig:
+    return dataclasses.replace(TitansConfig(d_model=1024, num_layers=24, num_heads=16), **fields)
 
 
-def titans_large(**fields) -> TitansConfig:
-    return TitansConfig(**{"d_model": 1536, "num_layers": 24, "num_heads": 16} | fields)
+def titans_large(**fields: Any) -> TitansConfig:
+    return dataclasses.replace(TitansConfig(d_model=1536, num_layers=24, num_heads=16), **fields)
 
 
-def atlas_small(**fields) -> AtlasConfig:
-    return AtlasConfig(**{"d_model": 768, "num_layers": 12, "num_heads": 12} | fields)
+def atlas_small(**fields: Any) -> AtlasConfig:
+    return dataclasses.replace(AtlasConfig(d_model=768, num_layers=12, num_heads=12), **fields)
 
 
 def _omega(window, gate, mode, degree, muon) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class MnemosConfig(PreTrainedConfig):
     segment_length: int = 64
     num_persistent_tokens: int = 0
     num_longterm_tokens: int = 0
-    gate_mode: str = "additive"
+    gate_mode: str = "convex"
     gate_init: float = 0.5
     qk_projection: dict[str, Any] | None = None
     dropout: float = 0.0
@@ -78,7 +78,9 @@ class MnemosConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs):
         memory = dict(self.memory or {})
-        for name in [key for key in kwargs if key.removeprefix("memory_") in MEMORY_FIELDS and key.startswith("memory_")]:
+        for name in [
+            key for key in kwargs if key.removeprefix("memory_") in MEMORY_FIELDS and key.startswith("memory_")
+        ]:
             memory[name.removeprefix("memory_")] = kwargs.pop(name)
         self.memory = memory
         self.qk_projection = dict(self.qk_projection or {})
@@ -91,7 +93,14 @@ class MnemosConfig(PreTrainedConfig):
 
     def validate_choices(self) -> None:
         """Refuse what cannot be built, in one sentence that says what can. Runs again when a model is made."""
-        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "attention_window", "segment_length"):
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "attention_window",
+            "segment_length",
+        ):
             _whole(name, getattr(self, name), 1)
         for name in ("intermediate_size", "num_key_value_heads", "head_dim"):
             if getattr(self, name) is not None:
@@ -103,7 +112,9 @@ class MnemosConfig(PreTrainedConfig):
         if unknown or not pattern:
             raise ValueError(f"layers={self.layers!r} is unknown; choose one of {', '.join(BLOCKS)}, or a list of them")
         if isinstance(self.layers, list) and len(pattern) > self.num_hidden_layers:
-            raise ValueError(f"layers names {len(pattern)} blocks, but the model has num_hidden_layers={self.num_hidden_layers}")
+            raise ValueError(
+                f"layers names {len(pattern)} blocks, but the model has num_hidden_layers={self.num_hidden_layers}"
+            )
         if any(type(i) is not int or not 0 <= i < self.num_hidden_layers for i in self.memory_layers or ()):
             raise ValueError(f"memory_layers={self.memory_layers} must lie in 0..{self.num_hidden_layers - 1}")
         if self.gate_mode not in GATE_MODES:
@@ -115,27 +126,31 @@ class MnemosConfig(PreTrainedConfig):
         for name in ("rope_theta", "rms_norm_eps", "initializer_range"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be > 0")
-        unknown = sorted(set(self.memory) - set(MEMORY_FIELDS))
+        unknown = sorted(set(self.memory or {}) - set(MEMORY_FIELDS))
         if unknown:
             raise ValueError(f"memory has no choice {', '.join(unknown)}; there are {', '.join(MEMORY_FIELDS)}")
-        unknown = sorted(set(self.qk_projection) - set(QK_FIELDS))
+        unknown = sorted(set(self.qk_projection or {}) - set(QK_FIELDS))
         if unknown:
             raise ValueError(f"qk_projection has no choice {', '.join(unknown)}; there are {', '.join(QK_FIELDS)}")
         blocks = self.blocks
         if any(name != "lmm" for name in blocks):
             self._check_attention()
-        if self.has_memory:
-            features = self.memory_config.features
-            if features == "exp" and "mac" in blocks:
-                raise ValueError("layers='mac' keeps a copy of its memory's weights, which features='exp' has none of; use lmm, mag or mal")
+        if self.has_memory and self.memory_config.spec.grows and "mac" in blocks:
+            raise ValueError(
+                "layers='mac' keeps a copy of its memory's weights, which features='exp' has none of; use lmm, mag or mal"
+            )
 
     def _check_attention(self) -> None:
         if self.head_dim is None and self.hidden_size % self.num_attention_heads:
-            raise ValueError(f"num_attention_heads={self.num_attention_heads} must divide hidden_size={self.hidden_size} (or give head_dim)")
+            raise ValueError(
+                f"num_attention_heads={self.num_attention_heads} must divide hidden_size={self.hidden_size} (or give head_dim)"
+            )
         if self.attention_head_dim % 2:
             raise ValueError(f"head_dim={self.attention_head_dim} must be even, for rotary embeddings")
         if self.num_attention_heads % (self.num_key_value_heads or self.num_attention_heads):
-            raise ValueError(f"num_key_value_heads={self.num_key_value_heads} must divide num_attention_heads={self.num_attention_heads}")
+            raise ValueError(
+                f"num_key_value_heads={self.num_key_value_heads} must divide num_attention_heads={self.num_attention_heads}"
+            )
 
     @property
     def blocks(self) -> list[str]:
@@ -164,7 +179,7 @@ class MnemosConfig(PreTrainedConfig):
     @property
     def memory_config(self) -> NeuralMemoryConfig:
         """What every memory of the model is built from."""
-        return NeuralMemoryConfig(self.hidden_size, **self.memory)
+        return NeuralMemoryConfig(self.hidden_size, **(self.memory or {}))
 
     def to_dict(self) -> dict[str, Any]:
         """`use_cache` is a choice of a call, never of a checkpoint: transformers' Trainer sets it to False before it saves."""

@@ -83,7 +83,7 @@ class ContextMixer(nn.Module):
             offsets = set(now.attention.position.remainder(self.length).tolist()) if now.attention is not None else {0}
             offset = offsets.pop() if len(offsets) == 1 and mask is None else None
         y = self._ragged(x, mask, now) if offset is None else self._aligned(x, offset, now)
-        y = torch.cat([before, y], 1) if persistent else y
+        y = y if before is None else torch.cat([before, y], 1)
         return y, now.state() if use_cache else None
 
     def _begin(self, x: Tensor, state: State | None, P: int) -> tuple[_Now, Tensor | None]:
@@ -127,7 +127,9 @@ class ContextMixer(nn.Module):
             now.freeze(fresh)
             piece = x[row, column.clamp(max=T - 1)]
             whole = bool(valid.all())
-            y = y.index_put((row, column.where(valid, T)), self._piece(piece, None if whole else valid, now).to(y.dtype))
+            y = y.index_put(
+                (row, column.where(valid, T)), self._piece(piece, None if whole else valid, now).to(y.dtype)
+            )
         return y[:, :T]
 
     def _piece(self, x: Tensor, mask: Tensor | None, now: _Now) -> Tensor:
@@ -163,7 +165,11 @@ class _Now:
     def state(self) -> State:
         assert self.attention is not None and self.frozen is not None
         flat = torch.cat([w.flatten(1) for w in self.frozen], dim=1)
-        return {"memory": self.memory, "attention": self.attention, "frozen": FrozenCache(self.attention.position, flat)}
+        return {
+            "memory": self.memory,
+            "attention": self.attention,
+            "frozen": FrozenCache(self.attention.position, flat),
+        }
 
 
 def _unflatten(flat: Tensor, memory: MemoryState) -> list[Tensor]:

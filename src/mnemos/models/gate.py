@@ -25,7 +25,9 @@ class Gate(nn.Module):
         super().__init__()
         D, self.mode = config.hidden_size, config.gate_mode
         self.init, self.heads = config.gate_init, _gate_heads(config)
-        self.norms = nn.ModuleList(RMSNorm(D, config.rms_norm_eps) for _ in range(2)) if self.mode == "product" else None
+        self.norms = (
+            nn.ModuleList(RMSNorm(D, config.rms_norm_eps) for _ in range(2)) if self.mode == "product" else None
+        )
         self.linear = nn.Linear(D, self.heads) if self.mode in ("convex", "additive") else None
         self.reset_parameters()
 
@@ -58,5 +60,3 @@ def attention_choices(config: MnemosConfig) -> dict:
         "rope_theta": config.rope_theta,
         "eps": config.rms_norm_eps,
     }
-
-

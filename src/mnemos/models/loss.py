@@ -61,7 +61,7 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad: Tensor):  # ty: ignore[incompatible-method-override]
+    def backward(ctx, grad: Tensor):
         grad_hidden, grad_weight = ctx.saved_tensors
         scaled = [None if x is None else x * grad.to(x.dtype) for x in (grad_hidden, grad_weight)]
         return *scaled, None

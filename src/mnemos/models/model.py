@@ -5,6 +5,8 @@ Shapes: B, T as given; R rows of L tokens (see rows.py); N persistent tokens; D 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel, initialization
@@ -26,8 +28,8 @@ class MnemosPreTrainedModel(PreTrainedModel):
     config: MnemosConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules = ("Block",)
-    _skip_keys_device_placement = ("past_key_values",)
+    _no_split_modules = ["Block"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _supports_sdpa = True
     _is_stateful = True
 
@@ -40,7 +42,7 @@ class MnemosPreTrainedModel(PreTrainedModel):
             loaded = [getattr(x, "_is_hf_initialized", False) for x in (*module.parameters(), *module.buffers())]
             if not getattr(module, "_is_hf_initialized", False) and not (loaded and all(loaded)):
                 self._init_weights(module)
-            module._is_hf_initialized = True
+            module._is_hf_initialized = True  # ty: ignore[invalid-assignment]
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Embedding):
@@ -49,7 +51,7 @@ class MnemosPreTrainedModel(PreTrainedModel):
             if module.persistent is not None:
                 nn.init.normal_(module.persistent, std=self.config.initializer_range)
         elif hasattr(module, "reset_start"):
-            module.reset_start()
+            module.reset_start()  # ty: ignore[call-non-callable]
         elif hasattr(module, "reset_parameters"):
             module.reset_parameters()
 
@@ -98,7 +100,8 @@ class MnemosModel(MnemosPreTrainedModel):
         )
         if rows is not None:
             hidden = rows.restore(hidden)
-        return BaseModelOutputWithPast(last_hidden_state=hidden, past_key_values=cache, hidden_states=states)
+        outputs: dict[str, Any] = {"last_hidden_state": hidden, "past_key_values": cache, "hidden_states": states}
+        return BaseModelOutputWithPast(**outputs)
 
     def run(
         self,
@@ -127,7 +130,9 @@ class MnemosModel(MnemosPreTrainedModel):
             x, mask, persistent = self._with_persistent(x, mask)
         elif cache.batch != x.shape[0]:
             if x.shape[0] % cache.batch:
-                raise ValueError(f"the cache has {cache.batch} rows, but the input has {x.shape[0]}; see cache.select and cache.fork")
+                raise ValueError(
+                    f"the cache has {cache.batch} rows, but the input has {x.shape[0]}; see cache.select and cache.fork"
+                )
             cache = cache.fork(x.shape[0] // cache.batch)
         states, kept = [], [x[:, persistent:]]
         for i, block in enumerate(self.layers):
@@ -145,7 +150,9 @@ class MnemosModel(MnemosPreTrainedModel):
     def _check_cache(self, cache: MnemosCache | None, use_cache: bool | None) -> tuple[MnemosCache | None, bool]:
         if cache is not None:
             if not isinstance(cache, MnemosCache):
-                raise ValueError(f"past_key_values is a {type(cache).__name__}, but must be a MnemosCache, as an earlier call returned it")
+                raise ValueError(
+                    f"past_key_values is a {type(cache).__name__}, but must be a MnemosCache, as an earlier call returned it"
+                )
             cache.check_config(self.config)
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
@@ -166,7 +173,9 @@ class MnemosModel(MnemosPreTrainedModel):
             return rows_of(mask, starts_from_lengths(cu_seqlens, shape).to(x.device))
         starts = None if position_ids is None else starts_from_positions(position_ids, mask, shape)
         if starts is not None and cache is not None:
-            raise ValueError("position_ids begin again at 0 inside a row, which goes with a fresh start only, not with past_key_values")
+            raise ValueError(
+                "position_ids begin again at 0 inside a row, which goes with a fresh start only, not with past_key_values"
+            )
         return rows_of(mask, starts)
 
     def _with_persistent(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None, int]:
@@ -243,7 +252,8 @@ class MnemosForCausalLM(MnemosPreTrainedModel, GenerationMixin):
                 hidden = rows.restore(hidden)
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits = self.lm_head(hidden[:, kept])
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache, hidden_states=states)
+        outputs: dict[str, Any] = {"loss": loss, "logits": logits, "past_key_values": cache, "hidden_states": states}
+        return CausalLMOutputWithPast(**outputs)
 
     def _loss(self, hidden: Tensor, labels: Tensor, rows: Rows | None, items: int | Tensor | None) -> Tensor:
         """Each token predicts its row's next one; no document predicts another's."""
@@ -254,7 +264,9 @@ class MnemosForCausalLM(MnemosPreTrainedModel, GenerationMixin):
         return total / (count.clamp(min=1) if items is None else items)
 
     @torch.no_grad()
-    def state(self, input_ids: Tensor, past_key_values: MnemosCache | None = None, attention_mask: Tensor | None = None) -> MnemosCache:
+    def state(
+        self, input_ids: Tensor, past_key_values: MnemosCache | None = None, attention_mask: Tensor | None = None
+    ) -> MnemosCache:
         """Read tokens (B, T) and return what is known after them: save it, fork it, go on from it with `generate`.
 
         >>> model = MnemosForCausalLM(MnemosConfig(hidden_size=32, num_hidden_layers=1, layers="lmm", memory_heads=2))
@@ -275,7 +287,7 @@ class MnemosForCausalLM(MnemosPreTrainedModel, GenerationMixin):
             if mask is None or (mask.shape[1] == new and new <= cache.length):
                 mask = ids.new_ones(ids.shape) if mask is None else mask
                 kwargs["attention_mask"] = torch.cat([mask.new_ones(ids.shape[0], cache.length), mask], dim=1)
-        return super().generate(inputs, *args, **kwargs)
+        return super().generate(inputs, *args, **kwargs)  # ty: ignore[invalid-argument-type]
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:

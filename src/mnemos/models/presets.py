@@ -29,7 +29,13 @@ class Preset:
         """The row as the papers classify models: structure, objective, features, window, rule, retention."""
         if self.memory is None:
             return dict.fromkeys(("structure", "objective", "features", "window", "rule", "retention"), "-")
-        memory = {"structure": "mlp", "objective": "l2", "features": "identity", "window": 1, "rule": "gd"} | self.memory
+        memory: dict[str, Any] = {
+            "structure": "mlp",
+            "objective": "l2",
+            "features": "identity",
+            "window": 1,
+            "rule": "gd",
+        } | self.memory
         rule = memory["rule"] + (" + momentum" if memory.get("momentum", True) else "")
         return {
             "structure": memory["structure"],
@@ -55,9 +61,17 @@ class Size:
 
 
 TITANS: dict[str, Any] = {}
-OMEGA: dict[str, Any] = {"features": "monomials", "degree": 2, "key_dim": 16, "window": 16, "gate": "token", "momentum": False}
+OMEGA: dict[str, Any] = {
+    "features": "monomials",
+    "degree": 2,
+    "key_dim": 16,
+    "window": 16,
+    "gate": "token",
+    "momentum": False,
+}
 ATLAS: dict[str, Any] = OMEGA | {"rule": "muon", "momentum": True}
 LINEAR: dict[str, Any] = {"structure": "linear", "momentum": False, "learned_start": False}
+KERNEL: dict[str, Any] = {"features": "exp", "momentum": False, "retain": False}
 PERSISTENT = {"num_persistent_tokens": 4}
 
 PRESETS = {
@@ -74,14 +88,55 @@ PRESETS = {
         Preset("atlas-mag", "mag", "Atlas, memory as gate", ATLAS, PERSISTENT),
         Preset("atlas-mal", "mal", "Atlas, memory as layer", ATLAS, PERSISTENT),
         Preset("dla", "lmm", "deep linear attention: Hebbian deep memory", {"objective": "dot", "momentum": False}),
-        Preset("swla", "lmm", "sliding-window linear attention", LINEAR | {"objective": "dot", "window": 16, "gate": "token"}),
-        Preset("qk-mag", "qk", "Q-K projection: queries seen through the keys so far, beside attention", None, PERSISTENT),
-        Preset("linear-attention", "lmm", "Hebbian matrix memory, nothing forgotten", LINEAR | {"objective": "dot", "retain": False}),
-        Preset("retnet", "lmm", "linear attention with a fixed decay per head", LINEAR | {"objective": "dot", "retain": "fixed"}),
+        Preset(
+            "swla",
+            "lmm",
+            "sliding-window linear attention",
+            LINEAR | {"objective": "dot", "window": 16, "gate": "token"},
+        ),
+        Preset(
+            "deeptransformer",
+            "lmm",
+            "deep Hebbian memory over the kernel of softmax attention; grows",
+            KERNEL | {"objective": "dot"},
+        ),
+        Preset(
+            "swdt", "lmm", "DeepTransformer with a window", KERNEL | {"objective": "dot", "window": 16, "gate": "token"}
+        ),
+        Preset(
+            "dot",
+            "lmm",
+            "Omega rule over the kernel of softmax attention; grows",
+            KERNEL | {"window": 16, "gate": "token"},
+        ),
+        Preset(
+            "qk-mag", "qk", "Q-K projection: queries seen through the keys so far, beside attention", None, PERSISTENT
+        ),
+        Preset(
+            "linear-attention",
+            "lmm",
+            "Hebbian matrix memory, nothing forgotten",
+            LINEAR | {"objective": "dot", "retain": False},
+        ),
+        Preset(
+            "retnet",
+            "lmm",
+            "linear attention with a fixed decay per head",
+            LINEAR | {"objective": "dot", "retain": "fixed"},
+        ),
         Preset("deltanet", "lmm", "delta rule, token by token", LINEAR | {"anchor": "token", "retain": False}),
-        Preset("gated-deltanet", "lmm", "delta rule after forgetting", LINEAR | {"anchor": "token", "decay_first": True}),
-        Preset("ttt-linear", "lmm", "test-time training of a matrix", {"structure": "linear", "momentum": False, "retain": False, "chunk_size": 16}),
-        Preset("ttt-mlp", "lmm", "test-time training of an MLP", {"momentum": False, "retain": False, "chunk_size": 16}),
+        Preset(
+            "gated-deltanet", "lmm", "delta rule after forgetting", LINEAR | {"anchor": "token", "decay_first": True}
+        ),
+        Preset(
+            "ttt-linear",
+            "lmm",
+            "test-time training of a matrix",
+            {"structure": "linear", "momentum": False, "retain": False, "chunk_size": 16},
+        ),
+        Preset(
+            "ttt-mlp", "lmm", "test-time training of an MLP", {"momentum": False, "retain": False, "chunk_size": 16}
+        ),
         Preset("transformer", "attention", "full attention, no memory"),
         Preset("swa", "swa", "sliding-window attention, no memory"),
     )

@@ -10,12 +10,14 @@ from typing import Any
 from torch import Tensor
 
 from ..memory import MemoryState
-from ..memory.state import _assemble, _check_shapes, common_phase
+from ..memory.state import state_from_tensors
 from ..nn import AttentionCache, QKCache, RowCache, SegmentCache
 from .config import MnemosConfig
 from .context import FrozenCache
 
-KINDS: dict[str, type[RowCache]] = {kind.__name__: kind for kind in (AttentionCache, SegmentCache, QKCache, FrozenCache)}
+KINDS: dict[str, type[RowCache]] = {
+    kind.__name__: kind for kind in (AttentionCache, SegmentCache, QKCache, FrozenCache)
+}
 
 
 def to_tensors(state: MemoryState | RowCache) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -25,14 +27,13 @@ def to_tensors(state: MemoryState | RowCache) -> tuple[dict[str, Tensor], dict[s
     return state.tensors(), {"kind": type(state).__name__, **state.settings()}
 
 
-def from_tensors(path, config: MnemosConfig, tensors: dict[str, Tensor], about: dict[str, Any]) -> MemoryState | RowCache:
+def from_tensors(
+    path, config: MnemosConfig, tensors: dict[str, Tensor], about: dict[str, Any]
+) -> MemoryState | RowCache:
     """The state that `to_tensors` took apart; `path` is where it came from, for what there is to complain."""
     kind = about.get("kind")
     if kind == "MemoryState":
-        spec = config.memory_config.spec
-        _check_shapes(path, spec, tensors)
-        phase = common_phase(tensors["position"], spec)
-        return _assemble(spec, tensors, phase, aliased=phase == 0)
+        return state_from_tensors(path, config.memory_config.spec, tensors)
     if kind not in KINDS:
         raise ValueError(f"{path} holds a state of unknown kind {kind!r:.40}")
     return KINDS[kind].from_tensors(tensors, **{name: value for name, value in about.items() if name != "kind"})
