@@ -8,8 +8,9 @@ from zoo import NAMES
 
 from mnemos.models import MnemosForCausalLM, presets
 
-WORDS = """the memory of a model learns at test time what the model has read so that nothing it was told is lost and a question
-about the first page of a book is answered on the last one by weights that change with every token and never grow""".split()
+STORY = """the memory of a model learns at test time what the model has read so that nothing it was told is lost and a question
+about the first page of a book is answered on the last one by weights that change with every token and never grow"""
+WORDS = STORY.split()
 
 
 def text(length: int) -> torch.Tensor:
