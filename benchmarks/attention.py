@@ -6,6 +6,7 @@ python benchmarks/attention.py [--length 4096] [--dim 256] [--heads 4]
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
 import torch
 
@@ -18,15 +19,15 @@ from mnemos.nn.sliding import block_size, sliding_attention
 def blocks(T: int, dim: int, heads: int) -> str:
     q, k, v = (torch.randn(1, T, heads, dim // heads, requires_grad=True) for _ in range(3))
 
-    def forward_backward(function):
-        return median(times(lambda: function().sum().backward(), runs=5)) * 1e3
+    def forward_backward(function: Callable, **options) -> float:
+        return median(times(lambda: function(q, k, v, **options).sum().backward(), runs=5)) * 1e3
 
-    dense = forward_backward(lambda: attend(q, k, v, causal=True))
+    dense = forward_backward(attend, causal=True)
     rows = [["all", "dense causal", f"{dense:.0f}", "1.0"]]
     for window in (64, 256, 512, 1024):
         chosen = block_size(window)
         for block in sorted({window // 4, window // 2, window, 2 * window, chosen}):
-            ms = forward_backward(lambda: sliding_attention(q, k, v, window, block=block))
+            ms = forward_backward(sliding_attention, window=window, block=block)
             name = f"{block} (chosen)" if block == chosen else str(block)
             rows.append([str(window), name, f"{ms:.0f}", f"{dense / ms:.1f}"])
     return table(["window", "block", "forward + backward ms", "times as fast as dense"], rows)
@@ -34,21 +35,31 @@ def blocks(T: int, dim: int, heads: int) -> str:
 
 @torch.no_grad()
 def decoding(dim: int, heads: int) -> str:
-    x, rows = torch.randn(1, 1, dim), []
-    layers = [("attention", Attention(dim, heads, window)) for window in (64, 512, None)]
-    layers += [("segment", SegmentAttention(dim, heads, 128)), ("qk projection", QKProjection(dim, heads))]
-    for name, layer in layers:
-        for start in (1, 1000, 10000):
-            cache, prompt = None, torch.randn(1, start, dim)
-            if isinstance(layer, SegmentAttention):
-                for part in prompt.split(layer.segment_len, 1):
-                    _, cache = layer(part, part, cache=cache)
-                cost = times(lambda: layer(x, x, cache=cache), runs=300, warm=20)
-            else:
-                _, cache = layer(prompt)
-                cost = times(lambda: layer(x, cache), runs=300, warm=20)
-            rows.append([name, str(getattr(layer, "window", "-")), str(start), f"{median(cost) * 1e6:.0f}"])
-    return table(["layer", "window", "tokens before", "µs per token"], rows)
+    rows = []
+    for window in (64, 512, None):
+        layer = Attention(dim, heads, window)
+        rows += [[f"attention, window {window}", str(n), f"{token_cost(layer, n):.0f}"] for n in (1, 1000, 10000)]
+    layer = SegmentAttention(dim, heads, 128)
+    rows += [["segments of 128", str(n), f"{token_cost(layer, n, twice=True):.0f}"] for n in (1, 1000, 10000)]
+    layer = QKProjection(dim, heads)
+    rows += [["Q-K projection", str(n), f"{token_cost(layer, n):.0f}"] for n in (1, 1000, 10000)]
+    return table(["layer", "tokens before", "µs per token"], rows)
+
+
+def token_cost(layer, before: int, twice: bool = False) -> float:
+    """µs of one token after `before` others, written in place; twice: a layer that takes (x, retrieved)."""
+    cache = None
+    for part in torch.randn(1, before, layer.dim).split(128, 1):
+        _, cache = layer(part, part, cache=cache) if twice else layer(part, cache)
+    if hasattr(cache, "inplace"):
+        cache.inplace = True
+    x = torch.randn(1, 1, layer.dim)
+
+    def token() -> None:
+        nonlocal cache
+        _, cache = layer(x, x, cache=cache) if twice else layer(x, cache)
+
+    return median(times(token, runs=200, warm=20)) * 1e6
 
 
 if __name__ == "__main__":

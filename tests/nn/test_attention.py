@@ -178,7 +178,7 @@ def test_a_call_leaves_its_cache_as_it_was(window, T):
     assert_caches_close(cache, before, tol=0.0)
 
 
-def test_an_inplace_cache_gives_the_same_and_is_written_without_gradients_only():
+def test_an_inplace_ring_gives_the_same_and_is_written_without_gradients_only():
     layer, x = build(5), some(2, 30, DIM)
     whole, _ = layer(x)
     _, cache = layer(x[:, :12])
@@ -190,6 +190,45 @@ def test_an_inplace_cache_gives_the_same_and_is_written_without_gradients_only()
             y, cache = layer(x[:, t : t + 1], cache)
             assert_close_rms(y, whole[:, t : t + 1], 1e-12)
     assert cache.key.data_ptr() == key.data_ptr()
+
+
+@each_window
+def test_a_look_without_use_cache_writes_nothing_and_inplace_caches_are_joined(window):
+    layer, x = build(window), some(2, 20, DIM)
+    with torch.no_grad():
+        _, cache = layer(x)
+        cache.inplace = True
+        _, cache = layer(x[:, :1], cache)
+        before = cache.clone()
+        y, none = layer(x[:, :1], cache, use_cache=False)
+        assert none is None
+        assert_caches_close(cache, before, 0.0)
+        joined = AttentionCache.stack([cache.select([0]), layer(x[:1])[1]])
+        assert not joined.inplace
+        assert_close_rms(layer(x[:, :1], joined)[0][:1], y[:1], 1e-13)
+
+
+@each_persistent
+def test_an_inplace_cache_without_a_window_grows_by_steps_and_gives_the_same(persistent):
+    layer, x = build(None), some(2, persistent + 60, DIM)
+    whole, end = layer(x, persistent=persistent)
+    buffers = set()
+    with torch.no_grad():
+        _, cache = layer(x[:, : persistent + 5], persistent=persistent)
+        cache.inplace = True
+        start = persistent + 5
+        for n in [1] * 30 + [7, 1, 1, 16]:
+            y, cache = layer(x[:, start : start + n], cache)
+            assert_close_rms(y, whole[:, start : start + n], 1e-12)
+            buffers.add(cache.key.data_ptr())
+            start += n
+    assert len(buffers) < 10
+    last, after = layer(x[:, :3], cache)  # with gradients nothing is written in place
+    assert after.spare == 0
+    assert_close_rms(layer(x[:, :3], cache)[0], last, 0.0)
+    cache = cache.select([0, 1])
+    cache.inplace = False
+    assert_caches_close(cache, end)
 
 
 @pytest.mark.parametrize("window", [2, 3, 16, 100, None])  # over a window of 1 softmax is 1, whatever q and k are

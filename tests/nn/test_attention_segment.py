@@ -202,6 +202,10 @@ def test_an_inplace_cache_gives_the_same():
         for t in range(1, T):
             y, cache = run.call(cache, [1, 1])
             assert_close_rms(y[1], whole[1][run.P + t : run.P + t + 1], 1e-12)
+        before = cache.clone()
+        x = some(2, 1, DIM)
+        run.layer(x, x, None, cache, use_cache=False)
+        assert_caches_close(cache, before, 0.0)
     assert cache.key.data_ptr() == key
 
 

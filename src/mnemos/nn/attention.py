@@ -30,8 +30,8 @@ class AttentionCache(RowCache):
 
     key, value: (B, P + S, G, D), the persistent tokens first. With a window S = window and position t lives in slot
     P + t % window; without one, in slot P + t, and S grows with the longest row. Slots not written yet hold 0.
-    position: (B,) real tokens seen. inplace: one-token calls without gradients may overwrite this cache instead of
-    copying it; set it where nobody else goes on from the same cache.
+    position: (B,) real tokens seen. inplace: calls without gradients may write into this cache instead of copying it;
+    set it where nobody else goes on from the same cache. Without a window it then keeps spare slots to grow into.
     """
 
     key: Tensor
@@ -39,6 +39,7 @@ class AttentionCache(RowCache):
     window: int | None
     persistent: int = 0
     inplace: bool = False
+    spare: int = 0
 
     def select(self, rows: Sequence[int] | Tensor) -> Self:
         return super().select(rows)._fit()
@@ -55,9 +56,9 @@ class AttentionCache(RowCache):
     def _resize(self, slots: int) -> Self:
         more = slots - self.key.shape[1]
         if more == 0:
-            return self
+            return dataclasses.replace(self, spare=0)
         key, value = (F.pad(x, (0, 0, 0, 0, 0, more)) for x in (self.key, self.value))
-        return dataclasses.replace(self, key=key, value=value)
+        return dataclasses.replace(self, key=key, value=value, spare=0)
 
 
 class Attention(Heads):
@@ -113,6 +114,8 @@ class Attention(Heads):
         if cache is None:
             return self._begin(x, mask, persistent, use_cache)
         self._check_cache(cache, persistent)
+        if not use_cache:
+            cache = dataclasses.replace(cache, inplace=False)
         if mask is not None:
             x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
         T, W = x.shape[1], self.window
@@ -211,12 +214,17 @@ class Attention(Heads):
     def _extend(self, q, k, v, cache: AttentionCache, positions: Tensor, mask: Tensor | None):
         """Without a window: each row goes on behind its own last token."""
         B, T = q.shape[:2]
-        P = cache.persistent
-        row, slot = torch.arange(B, device=q.device).unsqueeze(1), positions + P
-        key, value = (
-            F.pad(old, (0, 0, 0, 0, 0, T)).index_put_((row, slot), new.to(old.dtype))
-            for old, new in ((cache.key, k), (cache.value, v))
-        )
+        row, slot = torch.arange(B, device=q.device).unsqueeze(1), positions + cache.persistent
+        size = cache.key.shape[1]
+        need = size - cache.spare + T
+        if cache.inplace and not torch.is_grad_enabled():
+            more = max(need, size + size // 2) - size if need > size else 0
+            key, value = (F.pad(x, (0, 0, 0, 0, 0, more)) if more else x for x in (cache.key, cache.value))
+        else:
+            key, value = (F.pad(x[:, : need - T], (0, 0, 0, 0, 0, T)) for x in (cache.key, cache.value))
+        key, value = (buffer.index_put_((row, slot), new.to(buffer.dtype)) for buffer, new in ((key, k), (value, v)))
+        new = dataclasses.replace(cache, key=key, value=value, spare=key.shape[1] - need)
+        key, value = key[:, :need], value[:, :need]
         slots = torch.arange(key.shape[1], device=q.device)
         step = max(1, MASK_ELEMENTS // (B * len(slots)))
         y = [
@@ -224,7 +232,7 @@ class Attention(Heads):
             for part, last in zip(q.split(step, 1), slot.split(step, 1))
         ]
         count = T if mask is None else mask.sum(1)
-        new = dataclasses.replace(cache, key=key, value=value, position=cache.position + count)
+        new = dataclasses.replace(new, position=cache.position + count)
         return torch.cat(y, 1) if len(y) > 1 else y[0], new if mask is None else new._fit()
 
     def _check_cache(self, cache: AttentionCache, persistent: int) -> None:

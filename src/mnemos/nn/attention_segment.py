@@ -99,6 +99,8 @@ class SegmentAttention(Heads):
             before = [y] if P else []
             x, retrieved = x[:, P:], retrieved[:, P:]
             mask = None if mask is None else mask[:, P:]
+        elif not use_cache:
+            cache = dataclasses.replace(cache, inplace=False)
         y = before
         if x.shape[1]:
             if mask is not None:
@@ -127,8 +129,12 @@ class SegmentAttention(Heads):
         count = T if mask is None else mask.sum(1)
         if not torch.compiler.is_compiling():
             self._check_segment(offset, count, longterm)
-        q, k, v = self.project(x, own)
-        rk, rv = self.project_keys(retrieved, own)
+        if T == 1:  # one pass over both is less overhead than it is work to project a query too many
+            q, k, v = self.project(torch.cat((x, retrieved), 1), own.expand(-1, 2))
+            q, (k, rk), (v, rv) = q[:, :1], k.split(1, 1), v.split(1, 1)
+        else:
+            q, k, v = self.project(x, own)
+            rk, rv = self.project_keys(retrieved, own)
         lk, lv = (None, None) if longterm is None or not self.longterm else self.project_keys(longterm)
         sets = ((cache.key, lk, rk, k), (cache.value, lv, rv, v))
         if T == L and mask is None:  # whole segments, so every row stands at the start of one

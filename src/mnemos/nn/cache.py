@@ -84,6 +84,8 @@ class RowCache:
         """One cache with the rows of all, in order."""
         if not caches:
             raise ValueError("stack needs at least one cache")
+        # what comes of joining is a copy of its own, whoever else holds the parts
+        caches = [dataclasses.replace(c, inplace=False) if "inplace" in c.settings() else c for c in caches]
         first = caches[0]
         for other in caches[1:]:
             if other.settings() != first.settings():
