@@ -187,6 +187,8 @@ def grid() -> list[Case]:
             cases.append(Case(spec))
     for options in (
         {"objective": "dot"},
+        {"features": "exp"},
+        {"features": "exp", "objective": "dot", "window": 11, "read": "before"},
         {"read": "before"},
         {"key_dim": 3, "value_dim": 5},
         {"rule": "muon", "read": "before"},

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from .errors import JOINTS
 from .objectives import error
@@ -132,12 +131,12 @@ class _Run:
         matrices = [*self.W, *self.S, *self.A]
         function = functools.partial(_tile, self.spec, len(self.W), len(self.S))
         tensors = (q, k, v, self.offset, *co, *self.share, *self.old, *matrices, *blocks)
-        if not torch.is_grad_enabled():
-            y, push, *matrices = function(*tensors)
-        elif torch.compiler.is_compiling():
-            y, push, *matrices = checkpoint(function, *tensors, use_reentrant=False, preserve_rng_state=False)
-        else:
+        if (
+            torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        ):  # a compiler chooses for itself what to recompute
             y, push, *matrices = recomputed(function, *tensors)
+        else:
+            y, push, *matrices = function(*tensors)
         self.W, self.S = matrices[: len(self.W)], matrices[len(self.W) :]
         self.blocks.append((k, push))
         beta, f, m = co.beta[:, -1:], co.f[:, -1:], co.m.unsqueeze(-1)
