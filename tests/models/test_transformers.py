@@ -20,6 +20,7 @@ from zoo import VOCAB, logits, make, model_of, small_config, tokens
 from helpers import assert_close
 from mnemos.models import MnemosCache, MnemosConfig, MnemosForCausalLM, MnemosModel, presets
 from mnemos.models.loss import cross_entropy
+from mnemos.models.states import to_tensors
 
 KINDS = ["titans-lmm", "atlas-mag", "titans-mal", "titans-mac", "qk-mag", "transformer"]  # one of every block
 each_block = pytest.mark.parametrize("name", KINDS)
@@ -27,7 +28,6 @@ each_block = pytest.mark.parametrize("name", KINDS)
 
 def test_import_mnemos_registers_the_auto_classes_whichever_is_imported_first():
     for code in (
-        "import mnemos, transformers",
         "import transformers, mnemos",
         "import mnemos\nfrom transformers.modeling_layers import GradientCheckpointingLayer\nimport transformers",
     ):
@@ -130,6 +130,23 @@ def test_a_conversation_goes_on_from_its_cache_with_only_the_new_tokens(name):
     expected = model.generate(torch.cat([said[:, :-1], few], 1), **options)[:, -5:]
     for mask in ({}, dict(attention_mask=torch.ones_like(few))):
         assert torch.equal(model.generate(few, past_key_values=cache, **mask, **options)[:, -5:], expected)
+
+
+@each_block
+def test_generate_writes_only_into_caches_of_its_own(name):
+    model, ids = model_of(name), tokens(2, 19)
+    before = model.state(ids)
+    copy = before.clone()
+    options = dict(max_new_tokens=9, do_sample=False, return_dict_in_generate=True)
+    out = model.generate(tokens(2, 1), past_key_values=before, **options)
+    again = model.generate(tokens(2, 1), past_key_values=before, **options)
+    assert torch.equal(out.sequences, again.sequences)
+    for one, two in zip(before.layers, copy.layers):
+        for key in one:
+            for a, b in zip(to_tensors(one[key])[0].values(), to_tensors(two[key])[0].values()):
+                assert torch.equal(a, b)
+    after = [model.generate(tokens(2, 1), past_key_values=out.past_key_values, **options) for _ in range(2)]
+    assert torch.equal(after[0].sequences, after[1].sequences)
 
 
 @each_block

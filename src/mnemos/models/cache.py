@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import uuid
@@ -40,6 +41,7 @@ class MnemosCache:
     """What a model keeps of the tokens it has read: memory states, attention's ring buffers, convolution tails.
 
     A call never changes the cache it was given: it returns another. So one cache can be gone on from any number of times.
+    inplace = True lifts that for the next call, which may then write into attention's buffers; `generate` does so with its own.
     layers: for each layer, its states by name. length: columns read so far, padding included; `get_seq_length()` of transformers.
 
     >>> from mnemos.models import MnemosConfig, MnemosForCausalLM
@@ -55,6 +57,7 @@ class MnemosCache:
 
     def __init__(self, config: MnemosConfig, layers: list[dict[str, Any]], length: int):
         self.config, self.layers, self.length = config, layers, length
+        self.inplace = False
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.length
@@ -76,6 +79,10 @@ class MnemosCache:
     def _map(self, function: Callable) -> MnemosCache:
         layers = [{name: function(state) for name, state in layer.items()} for layer in self.layers]
         return MnemosCache(self.config, layers, self.length)
+
+    def with_inplace(self, inplace: bool) -> MnemosCache:
+        """The same cache, whose attention buffers the next call may, or may not, write into."""
+        return self._map(lambda s: dataclasses.replace(s, inplace=inplace) if hasattr(s, "inplace") else s)
 
     def clone(self) -> MnemosCache:
         """A copy that shares no memory."""

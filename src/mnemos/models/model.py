@@ -134,6 +134,9 @@ class MnemosModel(MnemosPreTrainedModel):
                     f"the cache has {cache.batch} rows, but the input has {x.shape[0]}; see cache.select and cache.fork"
                 )
             cache = cache.fork(x.shape[0] // cache.batch)
+        inplace = cache is not None and cache.inplace and use_cache and not torch.is_grad_enabled()
+        if cache is not None and inplace:
+            cache = cache.with_inplace(True)
         states, kept = [], [x[:, persistent:]]
         for i, block in enumerate(self.layers):
             x, state = block(x, None if cache is None else cache.layers[i], mask, persistent, use_cache)
@@ -142,6 +145,8 @@ class MnemosModel(MnemosPreTrainedModel):
                 kept.append(x[:, persistent:])
         x = self.norm(x[:, persistent:])
         new = MnemosCache(self.config, states, columns + (0 if cache is None else cache.length)) if use_cache else None
+        if new is not None and inplace:
+            new = new.with_inplace(False)
         if not output_hidden_states:
             return x, rows, new, None
         kept[-1] = x
@@ -288,6 +293,13 @@ class MnemosForCausalLM(MnemosPreTrainedModel, GenerationMixin):
                 mask = ids.new_ones(ids.shape) if mask is None else mask
                 kwargs["attention_mask"] = torch.cat([mask.new_ones(ids.shape[0], cache.length), mask], dim=1)
         return super().generate(inputs, *args, **kwargs)  # ty: ignore[invalid-argument-type]
+
+    def prepare_inputs_for_generation(self, *args, is_first_iteration: bool | None = False, **kwargs):
+        """A cache that `generate` got from its own last call has no other owner, and may be written into."""
+        cache = kwargs.get("past_key_values")
+        if isinstance(cache, MnemosCache):
+            cache.inplace = not is_first_iteration
+        return super().prepare_inputs_for_generation(*args, is_first_iteration=is_first_iteration, **kwargs)  # ty: ignore[invalid-argument-type]
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
