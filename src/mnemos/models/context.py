@@ -31,7 +31,7 @@ class FrozenCache(RowCache):
 
 
 class Retrieval(nn.Module):
-    """Looks tokens up in weights that stand still: x (B, T, D) -> (B, T, D)."""
+    """Looks queries up in weights that stand still: (B, T, H, K) -> (B, T, D)."""
 
     def __init__(self, config: MnemosConfig, memory: NeuralMemory):
         super().__init__()
@@ -48,12 +48,14 @@ class Retrieval(nn.Module):
         if self.longterm is not None:
             nn.init.normal_(self.longterm)  # as large as what a norm gives
 
-    def forward(self, x: Tensor, state: MemoryState, features) -> Tensor:
-        q = F.silu(self.query(x)).unflatten(-1, (self.heads, -1))  # B T H K
+    def queries(self, x: Tensor) -> Tensor:
+        """x (B, T, D) -> (B, T, H, K)."""
+        q = F.silu(self.query(x)).unflatten(-1, (self.heads, -1))
         if self.norms == "l2":
-            q = l2_normalize(q, self.eps)
-        elif self.norms == "rms":
-            q = rms_norm(q, eps=self.eps)
+            return l2_normalize(q, self.eps)
+        return rms_norm(q, eps=self.eps) if self.norms == "rms" else q
+
+    def forward(self, q: Tensor, state: MemoryState, features) -> Tensor:
         return self.out(self.norm(read_memory(q, state, state.spec, features)).flatten(2))
 
 
@@ -75,75 +77,83 @@ class ContextMixer(nn.Module):
         self.gate = Gate(config)
 
     def forward(self, x: Tensor, state: State | None, mask: Tensor | None, persistent: int, use_cache: bool):
-        now, before = self._begin(x, state, persistent)
-        x, mask = x[:, persistent:], None if mask is None else mask[:, persistent:]
-        if state is None and mask is None:
-            offset = 0
-        else:
-            offsets = set(now.attention.position.remainder(self.length).tolist()) if now.attention is not None else {0}
-            offset = offsets.pop() if len(offsets) == 1 and mask is None else None
-        y = self._ragged(x, mask, now) if offset is None else self._aligned(x, offset, now)
-        y = y if before is None else torch.cat([before, y], 1)
-        return y, now.state() if use_cache else None
+        now, before = self._begin(x[:, :persistent], state)
+        real, mask = x[:, persistent:], None if mask is None else mask[:, persistent:]
+        offset = self._common_offset(now, mask)
+        y, m = self._ragged(real, mask, now) if offset is None else self._aligned(real, offset, now)
+        if before is not None:
+            y, m = torch.cat([before[0], y], 1), torch.cat([before[1], m], 1)
+        return self.gate(y, m, x), now.state() if use_cache else None
 
-    def _begin(self, x: Tensor, state: State | None, P: int) -> tuple[_Now, Tensor | None]:
-        """Where the rows stand, and what the block adds to the persistent tokens, which come before every segment."""
+    def _begin(self, persistent: Tensor, state: State | None) -> tuple[_Now, tuple[Tensor, Tensor] | None]:
+        """Where the rows stand, and attention and memory of the persistent tokens, which come before every segment."""
         if state is not None:
             memory: MemoryState = state["memory"]
             return _Now(memory, state["attention"], _unflatten(state["frozen"].weights, memory)), None
-        now = _Now(self.memory.initial_state(x.shape[0]), None, None)
+        B, P = persistent.shape[:2]
+        now = _Now(self.memory.initial_state(B), None, None)
         if not P:
             return now, None
-        x = x[:, :P]
-        y, now.attention = self.attention(x, torch.zeros_like(x), persistent=P)
+        y, now.attention = self.attention(persistent, torch.zeros_like(persistent), persistent=P)
         m, now.memory = self.memory(y, now.memory)
-        return now, self.gate(y, m, x)
+        return now, (y, m)
 
-    def _aligned(self, x: Tensor, offset: int, now: _Now) -> Tensor:
+    def _common_offset(self, now: _Now, mask: Tensor | None) -> int | None:
+        """How far all rows are into their segments, if they agree and bring the same number of tokens."""
+        if mask is not None:
+            return None
+        if now.frozen is None or now.attention is None:  # nothing real has been read
+            return 0
+        offsets = set(now.attention.position.remainder(self.length).tolist())
+        return offsets.pop() if len(offsets) == 1 else None
+
+    def _aligned(self, x: Tensor, offset: int, now: _Now) -> tuple[Tensor, Tensor]:
         """All rows at the same place of their segments: pieces are slices."""
-        parts, start = [], 0
+        q, parts, start = self.retrieval.queries(x), [], 0
         while start < x.shape[1]:
             end = min(x.shape[1], start + self.length - offset)
             if offset == 0:
                 now.frozen = now.memory.weights
-            parts.append(self._piece(x[:, start:end], None, now))
+            parts.append(self._piece(x[:, start:end], q[:, start:end], None, now))
             start, offset = end, 0
-        return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat([y for y, _ in parts], 1), torch.cat([m for _, m in parts], 1)
 
-    def _ragged(self, x: Tensor, mask: Tensor | None, now: _Now) -> Tensor:
+    def _ragged(self, x: Tensor, mask: Tensor | None, now: _Now) -> tuple[Tensor, Tensor]:
         """Piece k holds, of every row, the tokens of its k-th segment in this call."""
         B, T, L = x.shape[0], x.shape[1], self.length
         count = torch.full((B,), T, device=x.device) if mask is None else mask.sum(1)
         offset = torch.zeros_like(count) if now.attention is None else now.attention.position % L
         row = torch.arange(B, device=x.device).unsqueeze(1)
-        y = x.new_zeros(B, T + 1, x.shape[2])  # one more column, for what is not valid
+        q = self.retrieval.queries(x)
+        y, m = x.new_zeros(2, B, T + 1, x.shape[2])  # one more column, for what is not valid
         for k in range(max(1, -(-int((offset + count).max()) // L))):
             begin = (k * L - offset).clamp(min=0)
             end = torch.minimum(count, (k + 1) * L - offset)
             width = max(1, int((end - begin).max()))
             column = begin.unsqueeze(1) + torch.arange(width, device=x.device)  # B width
             valid = column < end.unsqueeze(1)
-            fresh = valid[:, 0] & (offset + begin).remainder(L).eq(0)
-            now.freeze(fresh)
-            piece = x[row, column.clamp(max=T - 1)]
-            whole = bool(valid.all())
-            y = y.index_put(
-                (row, column.where(valid, T)), self._piece(piece, None if whole else valid, now).to(y.dtype)
-            )
-        return y[:, :T]
+            now.freeze(valid[:, 0] & (offset + begin).remainder(L).eq(0))
+            source, target = (row, column.clamp(max=T - 1)), (row, column.where(valid, T))
+            made = self._piece(x[source], q[source], None if bool(valid.all()) else valid, now)
+            y, m = (whole.index_put(target, part.to(x.dtype)) for whole, part in zip((y, m), made))
+        return y[:, :T], m[:, :T]
 
-    def _piece(self, x: Tensor, mask: Tensor | None, now: _Now) -> Tensor:
-        """Tokens (B, T, D) of one segment of every row."""
+    def _piece(self, x: Tensor, q: Tensor, mask: Tensor | None, now: _Now) -> tuple[Tensor, Tensor]:
+        """Tokens x (B, T, D) of one segment of every row, and what they ask (B, T, H, K): attention and memory of them."""
         assert now.frozen is not None
         frozen = dataclasses.replace(now.memory, weights=now.frozen, anchor=now.frozen)
-        longterm = None
+        retrieved, longterm = q, None
         if self.retrieval.longterm is not None:
-            queries = self.retrieval.longterm.to(x.dtype).expand(x.shape[0], -1, -1)
-            longterm = self.retrieval(queries, frozen, self.memory.features)
-        retrieved = self.retrieval(x, frozen, self.memory.features)
+            asked = self.retrieval.queries(self.retrieval.longterm.to(x.dtype).unsqueeze(0))
+            retrieved = torch.cat([asked.expand(x.shape[0], -1, -1, -1), q], 1)
+        retrieved = self.retrieval(retrieved, frozen, self.memory.features)
+        if self.retrieval.longterm is not None:
+            longterm, retrieved = retrieved.split([len(self.retrieval.longterm), x.shape[1]], 1)
         y, now.attention = self.attention(x, retrieved, longterm, now.attention, mask)
         m, now.memory = self.memory(y, now.memory, mask)
-        return self.gate(y, m, x)
+        return y, m
 
 
 @dataclass
