@@ -87,6 +87,28 @@ def test_sampling_with_a_cache_is_sampling_without(name):
     assert torch.equal(*found) and found[0].shape == (6, 18)
 
 
+@each_block
+def test_generating_from_embeddings_is_generating_from_tokens(name):
+    model, ids = model_of(name), tokens(2, 10)
+    embedded = model.get_input_embeddings()(ids).detach()
+    found = model.generate(inputs_embeds=embedded, max_new_tokens=4, do_sample=False)
+    assert torch.equal(found, model.generate(ids, max_new_tokens=4, do_sample=False)[:, 10:])
+
+
+@each_block
+def test_a_row_without_tokens_stays_where_it_was(name):
+    model, ids = model_of(name), tokens(2, 12)
+    half = torch.tensor([[1], [0]]).expand(2, 12)
+    with torch.no_grad():
+        cache = model(ids, attention_mask=half, use_cache=True).past_key_values
+        found = model(ids, past_key_values=cache, use_cache=True)
+        cache = model(ids, past_key_values=found.past_key_values, attention_mask=half, use_cache=True).past_key_values
+        last = model(ids, past_key_values=cache)
+    assert_close(found.logits[1], logits(model, ids)[1], 1e-9)
+    assert_close(last.logits[1], logits(model, torch.cat([ids, ids], 1))[1, 12:], 1e-9)
+    assert_close(last.logits[0], logits(model, torch.cat([ids] * 4, 1))[0, 36:], 1e-9)
+
+
 def test_streaming_and_stopping():
     class Recorder(BaseStreamer):
         def __init__(self):

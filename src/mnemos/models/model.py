@@ -294,12 +294,20 @@ class MnemosForCausalLM(MnemosPreTrainedModel, GenerationMixin):
                 kwargs["attention_mask"] = torch.cat([mask.new_ones(ids.shape[0], cache.length), mask], dim=1)
         return super().generate(inputs, *args, **kwargs)  # ty: ignore[invalid-argument-type]
 
-    def prepare_inputs_for_generation(self, *args, is_first_iteration: bool | None = False, **kwargs):
+    def prepare_inputs_for_generation(  # ty: ignore[incompatible-method-override]
+        self,
+        input_ids: Tensor,
+        past_key_values=None,
+        inputs_embeds=None,
+        is_first_iteration: bool | None = False,
+        **kwargs,
+    ):
         """A cache that `generate` got from its own last call has no other owner, and may be written into."""
-        cache = kwargs.get("past_key_values")
-        if isinstance(cache, MnemosCache):
-            cache.inplace = not is_first_iteration
-        return super().prepare_inputs_for_generation(*args, is_first_iteration=is_first_iteration, **kwargs)  # ty: ignore[invalid-argument-type]
+        if isinstance(past_key_values, MnemosCache):
+            past_key_values.inplace = not is_first_iteration
+        kwargs |= {"past_key_values": past_key_values, "inputs_embeds": inputs_embeds}
+        kwargs["is_first_iteration"] = is_first_iteration
+        return super().prepare_inputs_for_generation(input_ids, **kwargs)  # ty: ignore[invalid-argument-type]
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
