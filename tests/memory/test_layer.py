@@ -23,6 +23,7 @@ DIM, HEADS, T = 12, 3, 21
 CASES = {
     "titans": {},
     "no gates": dict(momentum=False, retain=False, depth=3),
+    "fixed retention": dict(momentum=False, retain="fixed", structure="linear"),
     "omega": dict(structure="gated_mlp", window=3, gate="token*decay*per-lag"),
     "token anchor": dict(structure="linear", anchor="token", decay_first=True, learned_start=False, momentum=False),
     "token anchor window": dict(structure="linear", anchor="token", window=2, gate="per-lag", read="before"),
@@ -369,6 +370,7 @@ def test_a_config_and_keywords_build_the_same_layer():
         (dict(qk_norm="layer"), r"qk_norm='layer' is unknown; choose one of 'l2', 'rms', 'none'"),
         (dict(max_lr=0.0), r"max_lr=0.0 must be None or > 0"),
         (dict(max_lr=0.1, lr_init=0.2), r"lr_init=0.2 must lie between 0 and max_lr=0.1"),
+        (dict(retain="slow"), r"retain='slow' is unknown; choose one of True, False, 'fixed'"),
         (dict(retain_init=1.0), r"retain_init=1.0 must lie between 0 and 1"),
         (dict(value_bound=0.0), r"value_bound=0.0 must be None or > 0"),
         (dict(conv_width=-1), r"conv_width=-1 must be None or a whole number >= 0"),

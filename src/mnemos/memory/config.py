@@ -19,7 +19,7 @@ class NeuralMemoryConfig:
 
     dim: width of the layer's input and output. heads: independent memories (default: heads of at most 64 dims).
     key_dim, value_dim: per head (default dim / heads).
-    momentum, retain: whether the memory has these gates at all.
+    momentum, retain: whether the memory has these gates at all; retain="fixed" learns one number per head, whatever the token.
     gate: what weighs a token inside the window: "none", "token" (a small network of the token itself, `gate_hidden` wide),
     "decay" (a learned base per head, to the power of the lag), "per-lag" (one weight per lag, from the token that writes),
     or a product of them such as "token*decay".
@@ -64,7 +64,7 @@ class NeuralMemoryConfig:
     normalize: bool = False
 
     momentum: bool = True
-    retain: bool = True
+    retain: bool | str = True
     gate: str = "none"
     gate_hidden: int = 64
     max_lr: float | None = None
@@ -97,6 +97,8 @@ class NeuralMemoryConfig:
             raise ValueError(f"heads={self.heads} must divide dim={self.dim} (or give key_dim and value_dim)")
         if self.qk_norm not in QK_NORMS:
             raise ValueError(f"qk_norm={self.qk_norm!r} is unknown; choose one of {', '.join(map(repr, QK_NORMS))}")
+        if self.retain not in (True, False, "fixed"):
+            raise ValueError(f"retain={self.retain!r} is unknown; choose one of True, False, 'fixed'")
         parts = [] if self.gate == "none" else str(self.gate).split("*")
         if not set(parts) <= set(GATES) or len(parts) != len(set(parts)):
             raise ValueError(

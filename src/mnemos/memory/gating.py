@@ -38,7 +38,7 @@ class Gating(nn.Module):
         self.sizes = {"lr": self.heads}
         if config.momentum:
             self.sizes["momentum"] = self.heads
-        if config.retain:
+        if config.retain and config.retain != "fixed":
             self.sizes["retain"] = self.heads
         if "per-lag" in config.gate_parts:
             self.sizes["lag"] = self.heads * self.window
@@ -47,6 +47,7 @@ class Gating(nn.Module):
         self.linear = nn.Linear(config.dim, sum(self.sizes.values()))
         self.token = nn.Linear(config.gate_hidden, self.heads) if "token" in config.gate_parts else None
         self.decay = nn.Parameter(torch.empty(self.heads)) if "decay" in config.gate_parts else None
+        self.retain = nn.Parameter(torch.empty(self.heads)) if config.retain == "fixed" else None
         self.reset_parameters()
 
     @torch.no_grad()
@@ -72,6 +73,10 @@ class Gating(nn.Module):
             nn.init.constant_(self.token.bias, logit(config.gate_init))
         if self.decay is not None:
             nn.init.constant_(self.decay, logit(config.decay_init))
+        if self.retain is not None:  # half-lives from 22 tokens, head by head, to that of retain_init
+            slowest = math.log(1 - config.retain_init)
+            lost = torch.linspace(max(slowest, math.log(1 / 32)), slowest, self.heads, dtype=torch.float64).exp()
+            self.retain.copy_(torch.logit(1 - lost))
 
     def forward(self, x: Tensor) -> Gates:
         wide = torch.promote_types(x.dtype, torch.float32)
@@ -85,6 +90,8 @@ class Gating(nn.Module):
                     gates.lr = gates.lr * (-part["momentum"]).sigmoid()
             if "retain" in part:
                 gates.retain = part["retain"].sigmoid()
+            elif self.retain is not None:
+                gates.retain = self.retain.to(wide).sigmoid().expand_as(gates.lr)
             if "lag" in part:
                 gates.lag = part["lag"].sigmoid().unflatten(-1, (self.heads, self.window))
             if self.token is not None:

@@ -67,6 +67,7 @@ class MemoryState:
         return sum(x.numel() * x.element_size() for x in self._tensors().values())
 
     def _tensors(self) -> dict[str, Tensor]:
+        """Every tensor by name, each with the row as its first axis: what `save` writes."""
         named = {f"weights.{i}": w for i, w in enumerate(self.weights)}
         named |= {f"momentum.{i}": s for i, s in enumerate(self.momentum)}
         named |= {f"anchor.{i}": a for i, a in enumerate(self.anchor)}
@@ -212,9 +213,14 @@ class MemoryState:
                 if getattr(saved, f.name) != getattr(spec, f.name)
             ]
             raise ValueError(f"{path} belongs to another memory: {', '.join(differing)}")
-        _check_shapes(path, saved, tensors)
-        phase = common_phase(tensors["position"], saved)
-        return _assemble(saved, tensors, phase, aliased=phase == 0 or (saved.grows and not saved.on_grid))
+        return state_from_tensors(path, saved, tensors)
+
+
+def state_from_tensors(path, spec: MemorySpec, tensors: dict[str, Tensor]) -> MemoryState:
+    """The state of tensors named as `MemoryState.save` names them, if they fit the spec; `path` is where they come from."""
+    _check_shapes(path, spec, tensors)
+    phase = common_phase(tensors["position"], spec)
+    return _assemble(spec, tensors, phase, aliased=phase == 0 or (spec.grows and not spec.on_grid))
 
 
 def common_phase(position: Tensor, spec: MemorySpec) -> int | None:

@@ -1,0 +1,36 @@
+"""The command line, `mnemos <command>`: one module per command, each imported only when it runs.
+
+What a user got wrong is one sentence and exit status 2.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tyro
+
+from .presets import presets
+
+COMMANDS: dict[str, Callable[..., Any]] = {"presets": presets}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status."""
+    try:
+        tyro.extras.subcommand_cli_from_dict(
+            COMMANDS, prog="mnemos", args=arguments, description="Sequence models whose memory learns at test time."
+        )
+    except ValueError as wrong:
+        print(f"mnemos: {wrong}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # whoever read our output has seen enough
+        sys.stdout = None
+        return 0
+    except ImportError as missing:
+        if (missing.name or "").split(".")[0] != "transformers":
+            raise
+        print("mnemos: this command needs the extra lm: pip install 'mnemos[lm]'", file=sys.stderr)
+        return 2
+    return 0

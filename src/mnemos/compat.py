@@ -1,0 +1,43 @@
+"""Other implementations' names for our models: see `mnemos.models.compat`."""
+
+from .models.compat import (
+    Atlas,
+    AtlasConfig,
+    AtlasLMM,
+    DeepMemoryModule,
+    DeepTransformer,
+    MemoryAsContextTransformer,
+    MemoryAsGateTransformer,
+    MemoryAsLayerTransformer,
+    NeuralMemory,
+    OmegaNet,
+    PolynomialFeatureMap,
+    PolynomialFeatures,
+    TitansConfig,
+    TitansLM,
+    atlas_small,
+    titans_large,
+    titans_medium,
+    titans_small,
+)
+
+__all__ = [
+    "Atlas",
+    "AtlasConfig",
+    "AtlasLMM",
+    "DeepMemoryModule",
+    "DeepTransformer",
+    "MemoryAsContextTransformer",
+    "MemoryAsGateTransformer",
+    "MemoryAsLayerTransformer",
+    "NeuralMemory",
+    "OmegaNet",
+    "PolynomialFeatureMap",
+    "PolynomialFeatures",
+    "TitansConfig",
+    "TitansLM",
+    "atlas_small",
+    "titans_large",
+    "titans_medium",
+    "titans_small",
+]

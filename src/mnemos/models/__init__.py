@@ -1,0 +1,17 @@
+"""The model family: one config, one model, blocks chosen by the config, and the presets that name them.
+
+Needs transformers. Importing this registers `AutoConfig`, `AutoModel` and `AutoModelForCausalLM`.
+"""
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from . import presets
+from .cache import MnemosCache
+from .config import MnemosConfig
+from .model import MnemosForCausalLM, MnemosModel
+
+AutoConfig.register(MnemosConfig.model_type, MnemosConfig, exist_ok=True)
+AutoModel.register(MnemosConfig, MnemosModel, exist_ok=True)
+AutoModelForCausalLM.register(MnemosConfig, MnemosForCausalLM, exist_ok=True)
+
+__all__ = ["MnemosCache", "MnemosConfig", "MnemosForCausalLM", "MnemosModel", "presets"]

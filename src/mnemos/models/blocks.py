@@ -1,0 +1,135 @@
+"""The blocks of the family: what mixes tokens, and the residual block around it.
+
+A mixer takes x (B, T, D) with the state of the call before (None at a row's start) and gives what the block adds, and its state.
+`mask` (B, T) marks each row's valid tokens, which lie in front; it is only needed where a state is kept. The first `persistent`
+tokens of a row's first call are the model's persistent tokens. Shapes: B batch, T time, D hidden size, H heads.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from ..memory import NeuralMemory
+from ..memory.norm import RMSNorm
+from ..nn import Attention, QKProjection, SwiGLU
+from .config import MnemosConfig
+from .context import ContextMixer
+from .gate import Gate, State, attention_choices
+
+
+def make_attention(config: MnemosConfig, window: int | None) -> Attention:
+    return Attention(config.hidden_size, config.num_attention_heads, window, **attention_choices(config))
+
+
+class MemoryMixer(nn.Module):
+    """`lmm`: memory alone."""
+
+    def __init__(self, config: MnemosConfig):
+        super().__init__()
+        self.memory = NeuralMemory(config.memory_config)
+
+    def forward(self, x: Tensor, state: State | None, mask: Tensor | None, persistent: int, use_cache: bool):
+        y, memory = self.memory(x, state and state["memory"], mask)
+        return y, {"memory": memory} if use_cache else None
+
+
+class AttentionMixer(nn.Module):
+    """`swa` and `attention`: no memory."""
+
+    def __init__(self, config: MnemosConfig, window: int | None):
+        super().__init__()
+        self.attention = make_attention(config, window)
+
+    def forward(self, x: Tensor, state: State | None, mask: Tensor | None, persistent: int, use_cache: bool):
+        y, attention = self.attention(x, state and state["attention"], mask, persistent, use_cache)
+        return y, {"attention": attention} if use_cache else None
+
+
+class GateMixer(nn.Module):
+    """`mag`: sliding-window attention and memory read the same tokens side by side; a gate joins them."""
+
+    def __init__(self, config: MnemosConfig):
+        super().__init__()
+        self.attention = make_attention(config, config.attention_window)
+        self.memory = NeuralMemory(config.memory_config)
+        self.gate = Gate(config)
+
+    def forward(self, x: Tensor, state: State | None, mask: Tensor | None, persistent: int, use_cache: bool):
+        y, attention = self.attention(x, state and state["attention"], mask, persistent, use_cache)
+        m, memory = self.memory(x, state and state["memory"], mask)
+        return self.gate(y, m, x), {"attention": attention, "memory": memory} if use_cache else None
+
+
+class LayerMixer(nn.Module):
+    """`mal`: memory, then sliding-window attention over what it made of the tokens; both add to the stream."""
+
+    def __init__(self, config: MnemosConfig):
+        super().__init__()
+        self.memory = NeuralMemory(config.memory_config)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.attention = make_attention(config, config.attention_window)
+
+    def forward(self, x: Tensor, state: State | None, mask: Tensor | None, persistent: int, use_cache: bool):
+        m, memory = self.memory(x, state and state["memory"], mask)
+        y, attention = self.attention(self.norm(x + m), state and state["attention"], mask, persistent, use_cache)
+        return m + y, {"memory": memory, "attention": attention} if use_cache else None
+
+
+class QKMixer(nn.Module):
+    """`qk`: as `mag`, with a Q-K projection in the memory's place: queries seen through all keys so far."""
+
+    def __init__(self, config: MnemosConfig):
+        super().__init__()
+        self.attention = make_attention(config, config.attention_window)
+        self.memory = QKProjection(
+            config.hidden_size,
+            config.num_attention_heads,
+            head_dim=config.head_dim,
+            eps=config.rms_norm_eps,
+            **(config.qk_projection or {}),
+        )
+        self.gate = Gate(config)
+
+    def forward(self, x: Tensor, state: State | None, mask: Tensor | None, persistent: int, use_cache: bool):
+        y, attention = self.attention(x, state and state["attention"], mask, persistent, use_cache)
+        m, memory = self.memory(x, state and state["memory"], mask, use_cache)
+        return self.gate(y, m, x), {"attention": attention, "memory": memory} if use_cache else None
+
+
+class Block(GradientCheckpointingLayer):
+    """x + mixer(norm(x)), then x + feedforward(norm(x))."""
+
+    def __init__(self, config: MnemosConfig, kind: str):
+        super().__init__()
+        self.kind = kind
+        self.mixer_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mixer = MIXERS[kind](config)
+        self.feedforward_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.feedforward = SwiGLU(config.hidden_size, config.feedforward_size)
+        self.dropout = config.dropout
+
+    def forward(
+        self,
+        x: Tensor,
+        state: State | None = None,
+        mask: Tensor | None = None,
+        persistent: int = 0,
+        use_cache: bool = False,
+    ) -> tuple[Tensor, State | None]:
+        y, state = self.mixer(self.mixer_norm(x), state, mask, persistent, use_cache)
+        x = x + F.dropout(y, self.dropout, self.training)
+        x = x + F.dropout(self.feedforward(self.feedforward_norm(x)), self.dropout, self.training)
+        return x, state
+
+
+MIXERS = {
+    "lmm": MemoryMixer,
+    "mag": GateMixer,
+    "mal": LayerMixer,
+    "mac": ContextMixer,
+    "qk": QKMixer,
+    "swa": lambda config: AttentionMixer(config, config.attention_window),
+    "attention": lambda config: AttentionMixer(config, None),
+}

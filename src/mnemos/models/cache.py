@@ -1,0 +1,189 @@
+"""`MnemosCache`: all that a model knows of what it has read, as one object and as one file."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from .config import MnemosConfig
+from .states import from_tensors, to_tensors
+
+FORMAT = "mnemos.cache/1"
+DEFINING = (
+    "hidden_size",
+    "blocks",
+    "memory",
+    "qk_projection",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "qk_norm",
+    "rope_theta",
+    "attention_window",
+    "segment_length",
+    "num_persistent_tokens",
+    "num_longterm_tokens",
+)
+
+
+class MnemosCache:
+    """What a model keeps of the tokens it has read: memory states, attention's ring buffers, convolution tails.
+
+    A call never changes the cache it was given: it returns another. So one cache can be gone on from any number of times.
+    inplace = True lifts that for the next call, which may then write into attention's buffers; `generate` does so with its own.
+    layers: for each layer, its states by name. length: columns read so far, padding included; `get_seq_length()` of transformers.
+
+    >>> from mnemos.models import MnemosConfig, MnemosForCausalLM
+    >>> model = MnemosForCausalLM(MnemosConfig(hidden_size=32, num_hidden_layers=1, layers="lmm", memory_heads=2))
+    >>> cache = model.state(torch.tensor([[1, 2, 3]]))
+    >>> cache.get_seq_length(), cache.batch, cache.grows
+    (3, 1, False)
+    >>> cache.fork(10).batch
+    10
+    """
+
+    is_compileable = False
+
+    def __init__(self, config: MnemosConfig, layers: list[dict[str, Any]], length: int):
+        self.config, self.layers, self.length = config, layers, length
+        self.inplace = False
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.length
+
+    @property
+    def batch(self) -> int:
+        return next(iter(self.layers[0].values())).batch
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all states."""
+        return sum(state.nbytes for layer in self.layers for state in layer.values())
+
+    @property
+    def grows(self) -> bool:
+        """Whether the cache gets larger with every token (full attention, exp features) or has a fixed size."""
+        return "attention" in self.config.blocks or (self.config.has_memory and self.config.memory_config.spec.grows)
+
+    def _map(self, function: Callable) -> MnemosCache:
+        layers = [{name: function(state) for name, state in layer.items()} for layer in self.layers]
+        return MnemosCache(self.config, layers, self.length)
+
+    def with_inplace(self, inplace: bool) -> MnemosCache:
+        """The same cache, whose attention buffers the next call may, or may not, write into."""
+        return self._map(lambda s: dataclasses.replace(s, inplace=inplace) if hasattr(s, "inplace") else s)
+
+    def clone(self) -> MnemosCache:
+        """A copy that shares no memory."""
+        return self._map(lambda state: state.clone())
+
+    def detach(self) -> MnemosCache:
+        """The same cache cut from the graph that made it."""
+        return self._map(lambda state: state.detach())
+
+    def to(self, target: torch.device | str | torch.dtype) -> MnemosCache:
+        """Move to a device, or change the floating-point type."""
+        return self._map(lambda state: state.to(target))
+
+    def select(self, rows: Sequence[int] | Tensor) -> MnemosCache:
+        """Rows by index, in the order given, repeats allowed."""
+        return self._map(lambda state: state.select(rows))
+
+    def fork(self, copies: int) -> MnemosCache:
+        """Every row `copies` times, next to each other: as many continuations of the same past."""
+        if type(copies) is not int or copies < 1:
+            raise ValueError(f"copies={copies!r} must be a whole number >= 1")
+        return self.select([row for row in range(self.batch) for _ in range(copies)])
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Beam search's choice of rows, in place."""
+        self.layers = self.select(beam_idx).layers
+
+    @classmethod
+    def stack(cls, caches: Sequence[MnemosCache]) -> MnemosCache:
+        """One cache with the rows of all, in order; they may stand at different positions."""
+        if not caches:
+            raise ValueError("stack needs at least one cache")
+        first = caches[0]
+        for other in caches[1:]:
+            first.check_config(other.config)
+        layers = [
+            {name: type(state).stack([cache.layers[i][name] for cache in caches]) for name, state in layer.items()}
+            for i, layer in enumerate(first.layers)
+        ]
+        return cls(first.config, layers, max(cache.length for cache in caches))
+
+    def check_config(self, config: MnemosConfig) -> None:
+        """Refuse a model whose states have another form."""
+        if config is self.config:
+            return
+        differing = [
+            f"{name}={getattr(self.config, name)!r} (here {getattr(config, name)!r})"
+            for name in DEFINING
+            if getattr(self.config, name) != getattr(config, name)
+        ]
+        if differing:
+            raise ValueError(f"the cache belongs to another model: {', '.join(differing)}")
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write a safetensors file with the config in its header; whole or not at all."""
+        path = Path(path)
+        tensors, states = {}, {}
+        for i, layer in enumerate(self.layers):
+            for name, state in layer.items():
+                found, states[f"{i}.{name}"] = to_tensors(state)
+                tensors |= {f"{i}.{name}.{key}": x.detach().contiguous().cpu().clone() for key, x in found.items()}
+        header = {"format": FORMAT, "config": self.config.to_json_string(use_diff=False), "states": json.dumps(states)}
+        header["length"] = str(self.length)
+        data = save(tensors, metadata=header)
+        temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:16]}.part")
+        try:
+            with open(temporary, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            raise
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike, config: MnemosConfig | None = None, device: torch.device | str = "cpu"
+    ) -> MnemosCache:
+        """Read what `save` wrote. Give a model's `config` to be sure that the cache fits it."""
+        try:
+            with safe_open(str(path), framework="pt", device=str(device)) as file:
+                header = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except FileNotFoundError:
+            raise
+        except (SafetensorError, OSError, ValueError) as broken:
+            raise ValueError(f"{path} is not a readable cache: {broken}") from None
+        if header.get("format") != FORMAT:
+            raise ValueError(f"{path} is not a cache of this version ({FORMAT})")
+        try:
+            saved, length = MnemosConfig.from_dict(json.loads(header["config"])), int(header["length"])
+            layers: list[dict[str, Any]] = [{} for _ in saved.blocks]
+            for place, about in json.loads(header["states"]).items():
+                layer, name = place.split(".")
+                own = {key.removeprefix(f"{place}."): x for key, x in tensors.items() if key.startswith(f"{place}.")}
+                layers[int(layer)][name] = from_tensors(path, saved, own, about)
+        except (KeyError, IndexError, TypeError, AttributeError, RecursionError) as broken:
+            raise ValueError(f"{path} has a broken header: {broken!r}") from None
+        cache = cls(saved, layers, length)
+        if config is not None:
+            cache.check_config(config)
+        return cache

@@ -1,0 +1,194 @@
+"""`MnemosConfig`: everything that defines a model, as a transformers config."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from ..memory import NeuralMemoryConfig
+
+BLOCKS = {
+    "lmm": "memory alone",
+    "mag": "sliding-window attention and memory side by side, joined by a gate",
+    "mal": "memory, then sliding-window attention",
+    "mac": "attention within a segment and over what the memory retrieves for it",
+    "qk": "sliding-window attention and a Q-K projection side by side, joined by a gate",
+    "swa": "sliding-window attention",
+    "attention": "full causal attention",
+}
+MEMORY_BLOCKS = ("lmm", "mag", "mal", "mac", "qk")
+GATE_MODES = ("product", "sigmoid", "convex", "additive")
+QK_FIELDS = ("persistent", "window", "decay", "gate_hidden", "normalise", "chunk_size")
+MEMORY_FIELDS = tuple(f.name for f in dataclasses.fields(NeuralMemoryConfig) if f.name != "dim")
+
+
+class MnemosConfig(PreTrainedConfig):
+    """A model of the family. Every choice is a keyword; what a choice switches off has no parameters.
+
+    vocab_size, hidden_size, num_hidden_layers, intermediate_size (of the SwiGLU; default 8/3 of hidden_size).
+    layers: the block of each layer, one name or a list that repeats over the layers: lmm, mag, mal, mac, qk, swa, attention.
+    memory_layers: the layers (from 0) that keep their memory; the others become `swa`. None: all; []: none.
+    memory: choices of every `NeuralMemory`, by the names of `NeuralMemoryConfig`; each also as a keyword `memory_<name>`.
+    num_attention_heads, num_key_value_heads, head_dim, qk_norm, rope_theta: of attention.
+    attention_window: tokens a sliding window sees, itself included. segment_length: tokens of a MAC segment.
+    num_persistent_tokens: learned tokens in front of every row. num_longterm_tokens: learned queries that read the memory for
+    each MAC segment.
+    gate_mode: how `mag` and `mac` join attention y and memory m: "product" silu(norm(y) norm(m)), "sigmoid" y sigmoid(m),
+    "convex" g y + (1-g) m, "additive" y + g m, with g per token and head, `gate_init` before training.
+    qk_projection: choices of the `qk` block's `QKProjection`, by its keywords.
+    dropout: of what each block adds, while training.
+
+    >>> config = MnemosConfig(hidden_size=64, layers=["lmm", "swa"], num_hidden_layers=4, memory_window=4)
+    >>> config.blocks, config.memory_config.window
+    (['lmm', 'swa', 'lmm', 'swa'], 4)
+    """
+
+    model_type = "mnemos"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+
+    vocab_size: int = 256
+    hidden_size: int = 128
+    num_hidden_layers: int = 4
+    intermediate_size: int | None = None
+    layers: str | list[str] | tuple[str, ...] = "mag"
+    memory_layers: list[int] | tuple[int, ...] | None = None
+    memory: dict[str, Any] | None = None
+    num_attention_heads: int = 4
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    qk_norm: bool = True
+    rope_theta: float = 10000.0
+    attention_window: int = 64
+    segment_length: int = 64
+    num_persistent_tokens: int = 0
+    num_longterm_tokens: int = 0
+    gate_mode: str = "convex"
+    gate_init: float = 0.5
+    qk_projection: dict[str, Any] | None = None
+    dropout: float = 0.0
+    rms_norm_eps: float = 1e-6
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = True
+    use_cache: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+    def __post_init__(self, **kwargs):
+        memory = dict(self.memory or {})
+        for name in [
+            key for key in kwargs if key.removeprefix("memory_") in MEMORY_FIELDS and key.startswith("memory_")
+        ]:
+            memory[name.removeprefix("memory_")] = kwargs.pop(name)
+        self.memory = memory
+        self.qk_projection = dict(self.qk_projection or {})
+        if isinstance(self.layers, tuple):
+            self.layers = list(self.layers)
+        if self.memory_layers is not None:
+            self.memory_layers = list(self.memory_layers)
+        super().__post_init__(**kwargs)
+        self.validate_choices()
+
+    def validate_choices(self) -> None:
+        """Refuse what cannot be built, in one sentence that says what can. Runs again when a model is made."""
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "attention_window",
+            "segment_length",
+        ):
+            _whole(name, getattr(self, name), 1)
+        for name in ("intermediate_size", "num_key_value_heads", "head_dim"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name), 1)
+        for name in ("num_persistent_tokens", "num_longterm_tokens"):
+            _whole(name, getattr(self, name), 0)
+        pattern = [self.layers] if isinstance(self.layers, str) else self.layers
+        unknown = [name for name in pattern if name not in BLOCKS]
+        if unknown or not pattern:
+            raise ValueError(f"layers={self.layers!r} is unknown; choose one of {', '.join(BLOCKS)}, or a list of them")
+        if isinstance(self.layers, list) and len(pattern) > self.num_hidden_layers:
+            raise ValueError(
+                f"layers names {len(pattern)} blocks, but the model has num_hidden_layers={self.num_hidden_layers}"
+            )
+        if any(type(i) is not int or not 0 <= i < self.num_hidden_layers for i in self.memory_layers or ()):
+            raise ValueError(f"memory_layers={self.memory_layers} must lie in 0..{self.num_hidden_layers - 1}")
+        if self.gate_mode not in GATE_MODES:
+            raise ValueError(f"gate_mode={self.gate_mode!r} is unknown; choose one of {', '.join(GATE_MODES)}")
+        if not 0 < self.gate_init < 1:
+            raise ValueError(f"gate_init={self.gate_init!r} must lie between 0 and 1, ends excluded")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout!r} must be >= 0 and < 1")
+        for name in ("rope_theta", "rms_norm_eps", "initializer_range"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be > 0")
+        unknown = sorted(set(self.memory or {}) - set(MEMORY_FIELDS))
+        if unknown:
+            raise ValueError(f"memory has no choice {', '.join(unknown)}; there are {', '.join(MEMORY_FIELDS)}")
+        unknown = sorted(set(self.qk_projection or {}) - set(QK_FIELDS))
+        if unknown:
+            raise ValueError(f"qk_projection has no choice {', '.join(unknown)}; there are {', '.join(QK_FIELDS)}")
+        blocks = self.blocks
+        if any(name != "lmm" for name in blocks):
+            self._check_attention()
+        if self.has_memory and self.memory_config.spec.grows and "mac" in blocks:
+            raise ValueError(
+                "layers='mac' keeps a copy of its memory's weights, which features='exp' has none of; use lmm, mag or mal"
+            )
+
+    def _check_attention(self) -> None:
+        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"num_attention_heads={self.num_attention_heads} must divide hidden_size={self.hidden_size} (or give head_dim)"
+            )
+        if self.attention_head_dim % 2:
+            raise ValueError(f"head_dim={self.attention_head_dim} must be even, for rotary embeddings")
+        if self.num_attention_heads % (self.num_key_value_heads or self.num_attention_heads):
+            raise ValueError(
+                f"num_key_value_heads={self.num_key_value_heads} must divide num_attention_heads={self.num_attention_heads}"
+            )
+
+    @property
+    def blocks(self) -> list[str]:
+        """The block of every layer, after `memory_layers`."""
+        pattern = [self.layers] if isinstance(self.layers, str) else self.layers
+        names = [pattern[i % len(pattern)] for i in range(self.num_hidden_layers)]
+        if self.memory_layers is None:
+            return names
+        kept = set(self.memory_layers)
+        return ["swa" if name in MEMORY_BLOCKS and i not in kept else name for i, name in enumerate(names)]
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether any layer has a `NeuralMemory`."""
+        return any(name in MEMORY_BLOCKS and name != "qk" for name in self.blocks)
+
+    @property
+    def attention_head_dim(self) -> int:
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def feedforward_size(self) -> int:
+        """`intermediate_size`, or 8/3 of `hidden_size`, which makes three maps as large as two of 4."""
+        return self.intermediate_size or int(self.hidden_size * 8 / 3)
+
+    @property
+    def memory_config(self) -> NeuralMemoryConfig:
+        """What every memory of the model is built from."""
+        return NeuralMemoryConfig(self.hidden_size, **(self.memory or {}))
+
+    def to_dict(self) -> dict[str, Any]:
+        """`use_cache` is a choice of a call, never of a checkpoint: transformers' Trainer sets it to False before it saves."""
+        return super().to_dict() | {"use_cache": True}
+
+
+FIELDS = tuple(MnemosConfig.__annotations__)
+
+
+def _whole(name: str, value, least: int) -> None:
+    if type(value) is not int or value < least:
+        raise ValueError(f"{name}={value!r} must be a whole number >= {least}")

@@ -1,0 +1,62 @@
+"""What the mixers share: the gate that joins attention and memory, and the choices of attention.
+
+Shapes: B batch, T time, D hidden size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..memory.gating import logit
+from ..memory.norm import RMSNorm
+from .config import MnemosConfig
+
+State = dict[str, Any]  # the states of one layer by name
+
+
+class Gate(nn.Module):
+    """Joins attention y and memory m (B, T, D): the gate modes of `MnemosConfig`; x is what both were made from."""
+
+    def __init__(self, config: MnemosConfig):
+        super().__init__()
+        D, self.mode = config.hidden_size, config.gate_mode
+        self.init, self.heads = config.gate_init, _gate_heads(config)
+        self.norms = (
+            nn.ModuleList(RMSNorm(D, config.rms_norm_eps) for _ in range(2)) if self.mode == "product" else None
+        )
+        self.linear = nn.Linear(D, self.heads) if self.mode in ("convex", "additive") else None
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        if self.linear is not None:
+            nn.init.zeros_(self.linear.weight)
+            nn.init.constant_(self.linear.bias, logit(self.init))
+
+    def forward(self, y: Tensor, m: Tensor, x: Tensor) -> Tensor:
+        if self.norms is not None:
+            return F.silu(self.norms[0](y) * self.norms[1](m))
+        if self.linear is None:
+            return y * m.sigmoid()
+        g = self.linear(x).sigmoid().repeat_interleave(x.shape[-1] // self.heads, dim=-1)  # B T D
+        return g * y + (1 - g) * m if self.mode == "convex" else y + g * m
+
+
+def _gate_heads(config: MnemosConfig) -> int:
+    """As many gates as attention heads, where they divide the width; else one per channel."""
+    heads = config.num_attention_heads
+    return heads if config.hidden_size % heads == 0 else config.hidden_size
+
+
+def attention_choices(config: MnemosConfig) -> dict:
+    return {
+        "head_dim": config.head_dim,
+        "kv_heads": config.num_key_value_heads,
+        "qk_norm": config.qk_norm,
+        "rope_theta": config.rope_theta,
+        "eps": config.rms_norm_eps,
+    }

@@ -1,0 +1,314 @@
+"""The models: a stack of blocks behind an embedding, and the language model on top of it, both at home in transformers.
+
+Shapes: B, T as given; R rows of L tokens (see rows.py); N persistent tokens; D hidden size; V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel, initialization
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.utils import can_return_tuple
+
+from ..memory.norm import RMSNorm
+from .blocks import Block
+from .cache import MnemosCache
+from .config import MnemosConfig
+from .loss import IGNORED, cross_entropy
+from .rows import Rows, rows_of, starts_from_lengths, starts_from_positions
+
+
+class MnemosPreTrainedModel(PreTrainedModel):
+    """What both models share with transformers."""
+
+    config_class = MnemosConfig
+    config: MnemosConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["Block"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _supports_sdpa = True
+    _is_stateful = True
+
+    @torch.no_grad()
+    @initialization.guard_torch_init_functions()
+    def initialize_weights(self) -> None:
+        """Children before their parents, so that a module of ours has the last word on the linear maps inside it. transformers'
+        own walk leaves out modules without parameters of their own, such as the memory's gates."""
+        for module in reversed(list(self.modules())):
+            loaded = [getattr(x, "_is_hf_initialized", False) for x in (*module.parameters(), *module.buffers())]
+            if not getattr(module, "_is_hf_initialized", False) and not (loaded and all(loaded)):
+                self._init_weights(module)
+            module._is_hf_initialized = True  # ty: ignore[invalid-assignment]
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=self.config.initializer_range)
+        elif isinstance(module, MnemosModel):
+            if module.persistent is not None:
+                nn.init.normal_(module.persistent, std=self.config.initializer_range)
+        elif hasattr(module, "reset_start"):
+            module.reset_start()  # ty: ignore[call-non-callable]
+        elif hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+
+
+class MnemosModel(MnemosPreTrainedModel):
+    """Embedding, blocks, norm: token ids (B, T) -> hidden states (B, T, D).
+
+    >>> model = MnemosModel(MnemosConfig(hidden_size=32, num_hidden_layers=2, layers="lmm", memory_heads=2))
+    >>> model(torch.tensor([[1, 2, 3]])).last_hidden_state.shape
+    torch.Size([1, 3, 32])
+    """
+
+    def __init__(self, config: MnemosConfig):
+        super().__init__(config)
+        config.validate_choices()
+        N = config.num_persistent_tokens
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.persistent = nn.Parameter(torch.empty(N, config.hidden_size)) if N else None
+        self.layers = nn.ModuleList(Block(config, kind) for kind in config.blocks)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: MnemosCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        cu_seqlens: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        **kwargs,
+    ) -> BaseModelOutputWithPast:
+        """See `MnemosForCausalLM.forward` for the arguments."""
+        hidden, rows, cache, states = self.run(
+            input_ids,
+            attention_mask,
+            position_ids,
+            past_key_values,
+            inputs_embeds,
+            use_cache,
+            cu_seqlens,
+            output_hidden_states,
+        )
+        if rows is not None:
+            hidden = rows.restore(hidden)
+        outputs: dict[str, Any] = {"last_hidden_state": hidden, "past_key_values": cache, "hidden_states": states}
+        return BaseModelOutputWithPast(**outputs)
+
+    def run(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: MnemosCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        cu_seqlens: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> tuple[Tensor, Rows | None, MnemosCache | None, tuple[Tensor, ...] | None]:
+        """Hidden states as rows (R, L, D), how to restore the layout (None: it is (B, T)), the cache, every layer's states."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        cache, use_cache = self._check_cache(past_key_values, use_cache)
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        rows = self._rows(x, attention_mask, position_ids, cache, cu_seqlens)
+        columns = x.shape[1]
+        mask = None
+        if rows is not None:
+            x, columns = rows.take(x), max(rows.layout[1] if cu_seqlens is None else 0, rows.mask.shape[1])
+            mask = rows.mask if use_cache or cache is not None else None  # else causality protects what is valid
+        persistent = 0
+        if cache is None:
+            x, mask, persistent = self._with_persistent(x, mask)
+        elif cache.batch != x.shape[0]:
+            if x.shape[0] % cache.batch:
+                raise ValueError(
+                    f"the cache has {cache.batch} rows, but the input has {x.shape[0]}; see cache.select and cache.fork"
+                )
+            cache = cache.fork(x.shape[0] // cache.batch)
+        inplace = cache is not None and cache.inplace and use_cache and not torch.is_grad_enabled()
+        if cache is not None and inplace:
+            cache = cache.with_inplace(True)
+        states, kept = [], [x[:, persistent:]]
+        for i, block in enumerate(self.layers):
+            x, state = block(x, None if cache is None else cache.layers[i], mask, persistent, use_cache)
+            states.append(state)
+            if output_hidden_states:
+                kept.append(x[:, persistent:])
+        x = self.norm(x[:, persistent:])
+        new = MnemosCache(self.config, states, columns + (0 if cache is None else cache.length)) if use_cache else None
+        if new is not None and inplace:
+            new = new.with_inplace(False)
+        if not output_hidden_states:
+            return x, rows, new, None
+        kept[-1] = x
+        return x, rows, new, tuple(kept if rows is None else (rows.restore(h) for h in kept))
+
+    def _check_cache(self, cache: MnemosCache | None, use_cache: bool | None) -> tuple[MnemosCache | None, bool]:
+        if cache is not None:
+            if not isinstance(cache, MnemosCache):
+                raise ValueError(
+                    f"past_key_values is a {type(cache).__name__}, but must be a MnemosCache, as an earlier call returned it"
+                )
+            cache.check_config(self.config)
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training
+        if use_cache and self.training and self.is_gradient_checkpointing:
+            use_cache = False
+        return cache, bool(use_cache)
+
+    def _rows(self, x, attention_mask, position_ids, cache, cu_seqlens) -> Rows | None:
+        shape, mask = tuple(x.shape[:2]), None
+        if attention_mask is not None:
+            if attention_mask.dim() != 2 or attention_mask.shape[0] != shape[0] or attention_mask.shape[1] < shape[1]:
+                raise ValueError(
+                    f"attention_mask has shape {tuple(attention_mask.shape)}, but {shape} is expected "
+                    "(or more columns in front, for what the cache has read)"
+                )
+            mask = attention_mask[:, -shape[1] :].to(device=x.device, dtype=torch.bool)
+        if cu_seqlens is not None:
+            return rows_of(mask, starts_from_lengths(cu_seqlens, shape).to(x.device))
+        starts = None if position_ids is None else starts_from_positions(position_ids, mask, shape)
+        if starts is not None and cache is not None:
+            raise ValueError(
+                "position_ids begin again at 0 inside a row, which goes with a fresh start only, not with past_key_values"
+            )
+        return rows_of(mask, starts)
+
+    def _with_persistent(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None, int]:
+        if self.persistent is None:
+            return x, mask, 0
+        N = len(self.persistent)
+        x = torch.cat([self.persistent.to(x.dtype).expand(x.shape[0], -1, -1), x], dim=1)
+        if mask is not None:
+            mask = torch.cat([mask.new_ones(mask.shape[0], N), mask], dim=1)
+        return x, mask, N
+
+
+class MnemosForCausalLM(MnemosPreTrainedModel, GenerationMixin):
+    """A language model of the family.
+
+    >>> from mnemos.models import presets
+    >>> model = MnemosForCausalLM(presets.config("titans-lmm", size="nano"))
+    >>> ids = torch.tensor([list(b"hello")])
+    >>> model(ids, labels=ids).loss.item() < 6
+    True
+    >>> model.generate(ids, max_new_tokens=3, do_sample=False).shape
+    torch.Size([1, 8])
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: MnemosConfig):
+        super().__init__(config)
+        self.model = MnemosModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: MnemosCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        cu_seqlens: Tensor | None = None,
+        return_logits: bool | None = None,
+        num_items_in_batch: int | Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        **kwargs,
+    ) -> CausalLMOutputWithPast:
+        """Logits (B, T, V) of the next token, and the loss where labels are given.
+
+        input_ids: (B, T), or inputs_embeds (B, T, D). attention_mask: (B, T), 0 for padding, wherever it is; columns in front, of
+        what a cache has read, are ignored. past_key_values: go on from what an earlier call returned, which stays as it is.
+        cu_seqlens: [0, end of document 1, ..., T] of documents packed in one row; position_ids that begin again at 0 say the same.
+        labels: (B, T), shifted inside, -100 is ignored; the loss needs no logits, and none are returned while training
+        (`return_logits` decides otherwise). logits_to_keep: how many columns, from the right (0: all), or which.
+        """
+        hidden, rows, cache, states = self.model.run(
+            input_ids,
+            attention_mask,
+            position_ids,
+            past_key_values,
+            inputs_embeds,
+            use_cache,
+            cu_seqlens,
+            output_hidden_states,
+        )
+        loss = None
+        if labels is not None:
+            loss = self._loss(hidden, labels if rows is None else rows.take(labels), rows, num_items_in_batch)
+        logits = None
+        if return_logits or (return_logits is None and not (self.training and labels is not None)):
+            if rows is not None:
+                hidden = rows.restore(hidden)
+            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            logits = self.lm_head(hidden[:, kept])
+        outputs: dict[str, Any] = {"loss": loss, "logits": logits, "past_key_values": cache, "hidden_states": states}
+        return CausalLMOutputWithPast(**outputs)
+
+    def _loss(self, hidden: Tensor, labels: Tensor, rows: Rows | None, items: int | Tensor | None) -> Tensor:
+        """Each token predicts its row's next one; no document predicts another's."""
+        if rows is not None:
+            labels = labels.masked_fill(~rows.mask, IGNORED)
+        targets = labels[:, 1:].to(hidden.device)
+        total, count = cross_entropy(hidden[:, :-1].flatten(0, 1), self.lm_head.weight, targets.flatten())
+        return total / (count.clamp(min=1) if items is None else items)
+
+    @torch.no_grad()
+    def state(
+        self, input_ids: Tensor, past_key_values: MnemosCache | None = None, attention_mask: Tensor | None = None
+    ) -> MnemosCache:
+        """Read tokens (B, T) and return what is known after them: save it, fork it, go on from it with `generate`.
+
+        >>> model = MnemosForCausalLM(MnemosConfig(hidden_size=32, num_hidden_layers=1, layers="lmm", memory_heads=2))
+        >>> cache = model.state(torch.tensor([list(b"a long document")]))
+        >>> answer = model.generate(torch.tensor([list(b"?")]), past_key_values=cache, max_new_tokens=2, do_sample=False)
+        """
+        cache = self.model.run(input_ids, attention_mask, past_key_values=past_key_values, use_cache=True)[2]
+        assert cache is not None
+        return cache
+
+    def generate(self, inputs: Tensor | None = None, *args, **kwargs):
+        """transformers' `generate`. With `past_key_values` and no attention_mask, `inputs` are the new tokens alone; with an
+        attention_mask as long as themselves and longer than the past, they are everything from the start, as transformers has it."""
+        cache, mask = kwargs.get("past_key_values"), kwargs.get("attention_mask")
+        ids = inputs if inputs is not None else kwargs.get("input_ids")
+        if isinstance(cache, MnemosCache) and ids is not None:
+            new = ids.shape[1]
+            if mask is None or (mask.shape[1] == new and new <= cache.length):
+                mask = ids.new_ones(ids.shape) if mask is None else mask
+                kwargs["attention_mask"] = torch.cat([mask.new_ones(ids.shape[0], cache.length), mask], dim=1)
+        return super().generate(inputs, *args, **kwargs)  # ty: ignore[invalid-argument-type]
+
+    def prepare_inputs_for_generation(  # ty: ignore[incompatible-method-override]
+        self,
+        input_ids: Tensor,
+        past_key_values=None,
+        inputs_embeds=None,
+        is_first_iteration: bool | None = False,
+        **kwargs,
+    ):
+        """A cache that `generate` got from its own last call has no other owner, and may be written into."""
+        if isinstance(past_key_values, MnemosCache):
+            past_key_values.inplace = not is_first_iteration
+        kwargs |= {"past_key_values": past_key_values, "inputs_embeds": inputs_embeds}
+        kwargs["is_first_iteration"] = is_first_iteration
+        return super().prepare_inputs_for_generation(input_ids, **kwargs)  # ty: ignore[invalid-argument-type]
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False

@@ -1,0 +1,229 @@
+"""The models of the papers as rows of one table, and the sizes they come in.
+
+`names()` lists the rows, `config(name, size, **overrides)` makes one of them a `MnemosConfig`, `count(config)` its parameters.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .config import FIELDS, MEMORY_FIELDS, MnemosConfig
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A row: the block of every layer, and what its memory is. `memory` has the names of `NeuralMemoryConfig`."""
+
+    name: str
+    block: str
+    about: str
+    memory: dict[str, Any] | None = None
+    model: dict[str, Any] | None = None
+
+    @property
+    def choices(self) -> dict[str, str]:
+        """The row as the papers classify models: structure, objective, features, window, rule, retention."""
+        if self.memory is None:
+            return dict.fromkeys(("structure", "objective", "features", "window", "rule", "retention"), "-")
+        memory: dict[str, Any] = {
+            "structure": "mlp",
+            "objective": "l2",
+            "features": "identity",
+            "window": 1,
+            "rule": "gd",
+        } | self.memory
+        rule = memory["rule"] + (" + momentum" if memory.get("momentum", True) else "")
+        return {
+            "structure": memory["structure"],
+            "objective": memory["objective"],
+            "features": memory["features"],
+            "window": str(memory["window"]),
+            "rule": rule,
+            "retention": {True: "per token", False: "none", "fixed": "fixed"}[memory.get("retain", True)],
+        }
+
+
+@dataclass(frozen=True)
+class Size:
+    """Width, depth, heads, and what goes with them. `source` says who uses it."""
+
+    name: str
+    hidden_size: int
+    layers: int
+    heads: int
+    source: str
+    vocab_size: int = 32000
+    window: int = 512
+
+
+TITANS: dict[str, Any] = {}
+OMEGA: dict[str, Any] = {
+    "features": "monomials",
+    "degree": 2,
+    "key_dim": 16,
+    "window": 16,
+    "gate": "token",
+    "momentum": False,
+}
+ATLAS: dict[str, Any] = OMEGA | {"rule": "muon", "momentum": True}
+LINEAR: dict[str, Any] = {"structure": "linear", "momentum": False, "learned_start": False}
+KERNEL: dict[str, Any] = {"features": "exp", "momentum": False, "retain": False}
+PERSISTENT = {"num_persistent_tokens": 4}
+
+PRESETS = {
+    row.name: row
+    for row in (
+        Preset("titans-lmm", "lmm", "Titans: deep memory, momentum, forgetting", TITANS, PERSISTENT),
+        Preset("titans-mac", "mac", "Titans, memory as context", TITANS, PERSISTENT),
+        Preset("titans-mag", "mag", "Titans, memory as gate", TITANS, PERSISTENT),
+        Preset("titans-mal", "mal", "Titans, memory as layer", TITANS, PERSISTENT),
+        Preset("omeganet", "lmm", "Omega rule: a window of tokens, polynomial features, gradient descent", OMEGA),
+        Preset("atlas", "lmm", "Omega rule with Muon", ATLAS),
+        Preset("atlas++", "lmm", "Atlas with a gated memory network", ATLAS | {"structure": "gated_mlp"}),
+        Preset("atlas-mac", "mac", "Atlas, memory as context", ATLAS),
+        Preset("atlas-mag", "mag", "Atlas, memory as gate", ATLAS, PERSISTENT),
+        Preset("atlas-mal", "mal", "Atlas, memory as layer", ATLAS, PERSISTENT),
+        Preset("dla", "lmm", "deep linear attention: Hebbian deep memory", {"objective": "dot", "momentum": False}),
+        Preset(
+            "swla",
+            "lmm",
+            "sliding-window linear attention",
+            LINEAR | {"objective": "dot", "window": 16, "gate": "token"},
+        ),
+        Preset(
+            "deeptransformer",
+            "lmm",
+            "deep Hebbian memory over the kernel of softmax attention; grows",
+            KERNEL | {"objective": "dot"},
+        ),
+        Preset(
+            "swdt", "lmm", "DeepTransformer with a window", KERNEL | {"objective": "dot", "window": 16, "gate": "token"}
+        ),
+        Preset(
+            "dot",
+            "lmm",
+            "Omega rule over the kernel of softmax attention; grows",
+            KERNEL | {"window": 16, "gate": "token"},
+        ),
+        Preset(
+            "qk-mag", "qk", "Q-K projection: queries seen through the keys so far, beside attention", None, PERSISTENT
+        ),
+        Preset(
+            "linear-attention",
+            "lmm",
+            "Hebbian matrix memory, nothing forgotten",
+            LINEAR | {"objective": "dot", "retain": False},
+        ),
+        Preset(
+            "retnet",
+            "lmm",
+            "linear attention with a fixed decay per head",
+            LINEAR | {"objective": "dot", "retain": "fixed"},
+        ),
+        Preset("deltanet", "lmm", "delta rule, token by token", LINEAR | {"anchor": "token", "retain": False}),
+        Preset(
+            "gated-deltanet", "lmm", "delta rule after forgetting", LINEAR | {"anchor": "token", "decay_first": True}
+        ),
+        Preset(
+            "ttt-linear",
+            "lmm",
+            "test-time training of a matrix",
+            {"structure": "linear", "momentum": False, "retain": False, "chunk_size": 16},
+        ),
+        Preset(
+            "ttt-mlp", "lmm", "test-time training of an MLP", {"momentum": False, "retain": False, "chunk_size": 16}
+        ),
+        Preset("transformer", "attention", "full attention, no memory"),
+        Preset("swa", "swa", "sliding-window attention, no memory"),
+    )
+}
+SIZES = {
+    size.name: size
+    for size in (
+        Size("nano", 128, 4, 4, "minutes on a laptop's CPU", vocab_size=256, window=64),
+        Size("micro", 256, 6, 4, "an hour on a laptop's CPU", vocab_size=256, window=128),
+        Size("tiny", 384, 6, 6, "Atlas-MAG_OmegaRule Tiny", window=512),
+        Size("mini", 512, 6, 8, "Atlas-MAG_OmegaRule Small"),
+        Size("small", 512, 8, 8, "atlas small, Atlas-MAG_OmegaRule Medium"),
+        Size("base", 768, 12, 12, "Atlas-MAG_OmegaRule Base, titans_small, atlas_small"),
+        Size("medium", 768, 12, 12, "atlas medium"),
+        Size("large", 1024, 24, 16, "atlas large, titans_medium"),
+        Size("xl", 1536, 24, 16, "titans_large"),
+        Size("170m", 768, 12, 16, "Titans, Atlas"),
+        Size("340m", 1024, 24, 16, "Titans, Atlas"),
+        Size("760m", 1536, 24, 16, "Titans, Atlas"),
+        Size("1.3b", 2048, 18, 8, "Atlas"),
+    )
+}
+OVERRIDES = sorted({*FIELDS, *(f"memory_{name}" for name in MEMORY_FIELDS)})
+
+
+def names() -> list[str]:
+    """Every preset, in the table's order.
+
+    >>> "atlas-mag" in names()
+    True
+    """
+    return list(PRESETS)
+
+
+def config(name: str, size: str = "nano", **overrides) -> MnemosConfig:
+    """The config of a preset in a size; any field of `MnemosConfig`, and of its memory as `memory_<name>`, can be overridden.
+
+    >>> config("titans-mag", size="nano", vocab_size=1000, memory_depth=3).memory_config.depth
+    3
+    """
+    preset, shape = _known("preset", name, PRESETS), _known("size", size, SIZES)
+    unknown = sorted(set(overrides) - set(OVERRIDES))
+    if unknown:
+        close = [match for field in unknown for match in difflib.get_close_matches(field, OVERRIDES, 3)]
+        hint = f"; did you mean {', '.join(close)}?" if close else f"; there are {', '.join(OVERRIDES)}"
+        raise ValueError(f"a config has no field {', '.join(unknown)}{hint}")
+    memory = {} if preset.memory is None else {"heads": shape.heads} | preset.memory
+    fields: dict[str, Any] = {
+        "layers": preset.block,
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "attention_window": shape.window,
+        "segment_length": shape.window,
+        **(preset.model or {}),
+        "memory": memory | (overrides.pop("memory", None) or {}),
+    }
+    return MnemosConfig(**fields | overrides)
+
+
+def size(name: str) -> Size:
+    """A size by name.
+
+    >>> size("340m").hidden_size
+    1024
+    """
+    return _known("size", name, SIZES)
+
+
+def count(config: MnemosConfig) -> int:
+    """Parameters of a config's language model, tied ones once, without allocating any.
+
+    >>> count(config("transformer", "nano")) < 1e6
+    True
+    """
+    from .blocks import Block
+
+    with torch.device("meta"):
+        kinds = {kind: Block(config, kind) for kind in set(config.blocks)}
+    each = {kind: sum(p.numel() for p in block.parameters()) for kind, block in kinds.items()}
+    embeddings = config.vocab_size * (1 if config.tie_word_embeddings else 2)
+    outside = (embeddings + config.num_persistent_tokens + 1) * config.hidden_size  # 1: the last norm
+    return outside + sum(each[kind] for kind in config.blocks)
+
+
+def _known(what: str, name: str, table: dict):
+    if name not in table:
+        raise ValueError(f"{what} {name!r} is unknown; choose one of {', '.join(table)}")
+    return table[name]

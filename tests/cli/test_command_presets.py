@@ -1,0 +1,37 @@
+"""`mnemos presets`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from mnemos.cli import main
+from mnemos.models import presets
+
+
+def test_the_table_has_every_preset_and_its_count(capsys):
+    assert main(["presets", "--size", "nano"]) == 0
+    printed = capsys.readouterr().out
+    for name in presets.names():
+        assert name in printed
+    assert "1.03M" in printed and "340m" in printed
+
+
+def test_a_preset_is_printed_in_full(capsys):
+    assert main(["presets", "atlas-mag", "--size", "340m"]) == 0
+    config = json.loads(capsys.readouterr().out)
+    assert config["parameters"] == presets.count(presets.config("atlas-mag", "340m"))
+    assert config["memory"]["rule"] == "muon" and config["memory"]["retain_init"] == 0.999
+
+
+def test_what_is_unknown_is_a_sentence_and_status_2(capsys):
+    assert main(["presets", "atlas-mg"]) == 2
+    assert "preset 'atlas-mg' is unknown; choose one of" in capsys.readouterr().err
+    assert main(["presets", "--size", "huge"]) == 2
+    assert "size 'huge' is unknown" in capsys.readouterr().err
+
+
+def test_it_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "mnemos", "presets", "swa"], capture_output=True, text=True)
+    assert json.loads(done.stdout)["layers"] == "swa", done.stderr

@@ -1,0 +1,387 @@
+"""The models as transformers' models: saving, generating, training, checkpointing, compiling, low precision."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.generation.streamers import BaseStreamer
+from zoo import VOCAB, logits, make, model_of, small_config, tokens
+
+from helpers import assert_close
+from mnemos.models import MnemosCache, MnemosConfig, MnemosForCausalLM, MnemosModel, presets
+from mnemos.models.loss import cross_entropy
+from mnemos.models.states import to_tensors
+
+KINDS = ["titans-lmm", "atlas-mag", "titans-mal", "titans-mac", "qk-mag", "transformer"]  # one of every block
+each_block = pytest.mark.parametrize("name", KINDS)
+
+
+def test_import_mnemos_registers_the_auto_classes_whichever_is_imported_first():
+    for code in (
+        "import transformers, mnemos",
+        "import mnemos\nfrom transformers.modeling_layers import GradientCheckpointingLayer\nimport transformers",
+    ):
+        code += "\nprint(type(transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model('mnemos'))).__name__)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.stdout.strip() == "MnemosForCausalLM", done.stderr
+
+
+def test_import_mnemos_alone_imports_neither_torch_nor_transformers():
+    code = "import sys, mnemos; print({'torch', 'transformers'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "set()", done.stderr
+
+
+@each_block
+def test_a_sharded_checkpoint_opens_by_the_auto_classes(name, tmp_path):
+    model, ids = make(name).float(), tokens(1, 12)
+    model.save_pretrained(tmp_path, max_shard_size="30KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    assert isinstance(AutoConfig.from_pretrained(tmp_path), MnemosConfig)
+    loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+    assert_close(logits(loaded, ids), logits(model, ids), 1e-6)
+    body = AutoModel.from_pretrained(tmp_path)
+    assert isinstance(body, MnemosModel)
+    with torch.no_grad():
+        assert_close(body(ids).last_hidden_state, model.model(ids).last_hidden_state, 1e-6)
+
+
+def test_what_is_missing_in_a_checkpoint_is_initialised_as_in_a_new_model(tmp_path):
+    small, large = make("titans-lmm", num_hidden_layers=1).float(), small_config("titans-lmm")
+    small.save_pretrained(tmp_path)
+    loaded = MnemosForCausalLM.from_pretrained(tmp_path, config=large)
+    fresh = make("titans-lmm").float()
+    one, two = (model.model.layers[1].mixer.memory for model in (loaded, fresh))
+    assert torch.equal(one.gating.linear.bias, two.gating.linear.bias)
+    assert one.W0[0].std().item() == pytest.approx(two.W0[0].std().item(), rel=0.3)
+    assert torch.equal(loaded.model.layers[0].mixer.memory.qkv.weight, small.model.layers[0].mixer.memory.qkv.weight)
+
+
+@each_block
+def test_beam_search_with_a_cache_is_beam_search_without(name):
+    model, ids = model_of(name), tokens(2, 10)
+    options = dict(num_beams=3, max_new_tokens=8, do_sample=False, num_return_sequences=2)
+    assert torch.equal(model.generate(ids, **options), model.generate(ids, use_cache=False, **options))
+
+
+@each_block
+def test_sampling_with_a_cache_is_sampling_without(name):
+    model, ids = model_of(name), tokens(2, 10)
+    options = dict(do_sample=True, top_k=20, top_p=0.9, min_p=0.02, temperature=1.3, max_new_tokens=8)
+    found = []
+    for cached in (True, False):
+        torch.manual_seed(1)
+        found.append(model.generate(ids, use_cache=cached, num_return_sequences=3, **options))
+    assert torch.equal(*found) and found[0].shape == (6, 18)
+
+
+@each_block
+def test_generating_from_embeddings_is_generating_from_tokens(name):
+    model, ids = model_of(name), tokens(2, 10)
+    embedded = model.get_input_embeddings()(ids).detach()
+    found = model.generate(inputs_embeds=embedded, max_new_tokens=4, do_sample=False)
+    assert torch.equal(found, model.generate(ids, max_new_tokens=4, do_sample=False)[:, 10:])
+
+
+@each_block
+def test_a_row_without_tokens_stays_where_it_was(name):
+    model, ids = model_of(name), tokens(2, 12)
+    half = torch.tensor([[1], [0]]).expand(2, 12)
+    with torch.no_grad():
+        cache = model(ids, attention_mask=half, use_cache=True).past_key_values
+        found = model(ids, past_key_values=cache, use_cache=True)
+        cache = model(ids, past_key_values=found.past_key_values, attention_mask=half, use_cache=True).past_key_values
+        last = model(ids, past_key_values=cache)
+    assert_close(found.logits[1], logits(model, ids)[1], 1e-9)
+    assert_close(last.logits[1], logits(model, torch.cat([ids, ids], 1))[1, 12:], 1e-9)
+    assert_close(last.logits[0], logits(model, torch.cat([ids] * 4, 1))[0, 36:], 1e-9)
+
+
+def test_streaming_and_stopping():
+    class Recorder(BaseStreamer):
+        def __init__(self):
+            self.ids, self.ended = [], False
+
+        def put(self, value):
+            self.ids += value.flatten().tolist()
+
+        def end(self):
+            self.ended = True
+
+    class Enough(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            return torch.full((input_ids.shape[0],), input_ids.shape[1] >= 14)
+
+    model, ids, streamer = model_of("atlas-mag"), tokens(1, 10), Recorder()
+    everything = dict(attention_mask=torch.ones_like(ids), max_new_tokens=30, do_sample=False)
+    out = model.generate(ids, streamer=streamer, stopping_criteria=StoppingCriteriaList([Enough()]), **everything)
+    assert out.shape == (1, 14) and streamer.ids == out[0].tolist() and streamer.ended
+    end = out[0, 11].item()
+    stopped = model.generate(ids, eos_token_id=end, pad_token_id=0, **everything)
+    assert stopped[0].tolist() == out[0, : out[0, 10:].tolist().index(end) + 11].tolist()
+
+
+@each_block
+def test_a_conversation_goes_on_from_its_cache_with_only_the_new_tokens(name):
+    model, first, second = model_of(name), tokens(2, 9), tokens(2, 20, seed=4)
+    options = dict(max_new_tokens=5, do_sample=False)
+    out = model.generate(first, return_dict_in_generate=True, **options)
+    cache, said = out.past_key_values, out.sequences
+    assert cache.get_seq_length() == said.shape[1] - 1  # the last token was never read
+    everything = torch.cat([said, second], 1)
+    expected = model.generate(everything, **options)
+    full = model.generate(everything, attention_mask=torch.ones_like(everything), past_key_values=cache, **options)
+    assert torch.equal(full, expected)
+    new = everything[:, cache.get_seq_length() :]
+    for mask in ({}, dict(attention_mask=torch.ones_like(everything))):
+        found = model.generate(new, past_key_values=cache, **mask, **options)
+        assert torch.equal(found[:, -5:], expected[:, -5:]), list(mask)
+    few = new[:, :3]
+    expected = model.generate(torch.cat([said[:, :-1], few], 1), **options)[:, -5:]
+    for mask in ({}, dict(attention_mask=torch.ones_like(few))):
+        assert torch.equal(model.generate(few, past_key_values=cache, **mask, **options)[:, -5:], expected)
+
+
+@each_block
+def test_generate_writes_only_into_caches_of_its_own(name):
+    model, ids = model_of(name), tokens(2, 19)
+    before = model.state(ids)
+    copy = before.clone()
+    options = dict(max_new_tokens=9, do_sample=False, return_dict_in_generate=True)
+    out = model.generate(tokens(2, 1), past_key_values=before, **options)
+    again = model.generate(tokens(2, 1), past_key_values=before, **options)
+    assert torch.equal(out.sequences, again.sequences)
+    for one, two in zip(before.layers, copy.layers):
+        for key in one:
+            for a, b in zip(to_tensors(one[key])[0].values(), to_tensors(two[key])[0].values()):
+                assert torch.equal(a, b)
+    after = [model.generate(tokens(2, 1), past_key_values=out.past_key_values, **options) for _ in range(2)]
+    assert torch.equal(after[0].sequences, after[1].sequences)
+
+
+@each_block
+def test_one_cache_serves_many_continuations(name):
+    model, ids = model_of(name), tokens(1, 17)
+    cache = model.state(ids)
+    options = dict(max_new_tokens=6, num_return_sequences=4, do_sample=True)
+    torch.manual_seed(0)
+    found = model.generate(tokens(1, 2, seed=1), past_key_values=cache, **options)
+    torch.manual_seed(0)
+    expected = model.generate(torch.cat([ids, tokens(1, 2, seed=1)], 1), **options)
+    assert torch.equal(found, expected[:, 17:])
+
+
+def test_a_long_prompt_can_be_read_in_chunks():
+    model, ids = model_of("titans-mac"), tokens(2, 50)
+    cache = None
+    for part in ids[:, :-1].split(13, 1):
+        cache = model.state(part, cache)
+    found = model.generate(ids[:, -1:], past_key_values=cache, max_new_tokens=4, do_sample=False)
+    assert torch.equal(found[:, 1:], model.generate(ids, max_new_tokens=4, do_sample=False)[:, 50:])
+
+
+@each_block
+def test_gradient_checkpointing_changes_no_gradient(name):
+    ids = tokens(2, 20)
+
+    def gradients(checkpointing: bool):
+        model = make(name).train()
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        model(ids, labels=ids).loss.backward()
+        return {n: p.grad for n, p in model.named_parameters()}
+
+    plain, recomputed = gradients(False), gradients(True)
+    for key in plain:
+        assert_close(recomputed[key], plain[key], 1e-12, key)
+
+
+@each_block
+def test_gradients_flow_through_a_cache(name):
+    model, ids = make(name).train(), tokens(1, 20)
+    first = model(ids[:, :11], use_cache=True, return_logits=True)
+    second = model(ids[:, 11:], past_key_values=first.past_key_values, use_cache=True, return_logits=True)
+    torch.cat([first.logits, second.logits], 1).square().sum().backward()
+    found = {n: p.grad.clone() for n, p in model.named_parameters()}
+    model.zero_grad()
+    model(ids, return_logits=True).logits.square().sum().backward()
+    for key, parameter in model.named_parameters():
+        assert_close(found[key], parameter.grad, 1e-8, key)
+
+
+@each_block
+def test_bfloat16_and_autocast_are_close_to_float32(name):
+    model, ids = make(name).float(), tokens(2, 30)
+    expected = logits(model, ids)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = logits(model, ids)
+        loss = model.train()(ids, labels=ids).loss
+    loss.backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+    assert_close(found.float(), expected, 0.1, "autocast")
+    low = model.eval().to(torch.bfloat16)
+    assert logits(low, ids).dtype == torch.bfloat16
+    assert_close(logits(low, ids).float(), expected, 0.1, "bfloat16")
+    assert low.generate(ids, max_new_tokens=3, do_sample=False).shape == (2, 33)
+
+
+@pytest.mark.slow
+def test_compiled_training_computes_the_same():
+    model, ids = make("titans-mag", num_hidden_layers=1).float().train(), tokens(2, 16)
+    expected = model(ids, labels=ids).loss
+    compiled = torch.compile(model)
+    loss = compiled(ids, labels=ids).loss
+    loss.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_trainer_trains_and_its_checkpoint_keeps_the_cache_on(tmp_path):
+    pytest.importorskip("accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    model = MnemosForCausalLM(small_config("titans-mag"))
+    data = [{"input_ids": row, "labels": row} for row in tokens(8, 16)]
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=2,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        gradient_checkpointing=True,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    trainer = Trainer(model=model, args=arguments, train_dataset=data, eval_dataset=data)
+    before = model.model.embed_tokens.weight.clone()
+    assert trainer.train().training_loss < 6
+    assert not torch.equal(before, model.model.embed_tokens.weight)
+    assert trainer.evaluate()["eval_loss"] < 6
+    trainer.save_model(str(tmp_path / "out"))
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").config.use_cache
+
+
+def test_labels_of_minus_100_do_not_count_and_logits_are_made_only_where_asked_for():
+    model, ids = make("titans-mag"), tokens(2, 12)
+    labels = ids.clone()
+    labels[:, :5] = -100
+    out = model(ids, labels=labels)
+    expected = torch.nn.functional.cross_entropy(out.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+    assert out.loss.item() == pytest.approx(expected.item(), rel=1e-12)
+    assert model.train()(ids, labels=labels).logits is None
+    model.eval()
+    assert_close(model(ids, logits_to_keep=3).logits, model(ids).logits[:, -3:], 1e-12)
+    assert_close(model(ids, logits_to_keep=torch.tensor([0, 7])).logits, model(ids).logits[:, [0, 7]], 1e-12)
+    assert model(ids, labels=labels, num_items_in_batch=100).loss.item() == pytest.approx(expected.item() * 14 / 100)
+    nothing = model(ids, labels=torch.full_like(ids, -100)).loss
+    assert nothing.item() == 0.0
+    states = model(ids, output_hidden_states=True).hidden_states
+    assert len(states) == 3 and torch.equal(states[-1], model.model(ids).last_hidden_state)
+    embedded = model(inputs_embeds=model.get_input_embeddings()(ids)).logits
+    assert torch.equal(embedded, model(ids).logits)
+    assert isinstance(model(ids, return_dict=False), tuple)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_the_fused_loss_has_the_loss_and_gradients_of_the_plain_one(dtype, tolerance, monkeypatch):
+    monkeypatch.setattr("mnemos.models.loss.BUDGET", 7 * 50)
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, 16, generator=generator, dtype=dtype, requires_grad=True) for n in (23, 50))
+    targets = torch.randint(0, 50, (23,), generator=generator)
+    targets[::4] = -100
+    total, count = cross_entropy(hidden, weight, targets)
+    (total * 0.3).backward()
+    found = [x.grad.clone() for x in (hidden, weight)]
+    hidden.grad = weight.grad = None
+    expected = torch.nn.functional.cross_entropy(hidden @ weight.T, targets, reduction="sum")
+    (expected * 0.3).backward()
+    assert count == 17 and total.item() == pytest.approx(expected.item(), rel=tolerance)
+    for a, b in zip(found, (hidden.grad, weight.grad)):
+        assert_close(a, b, tolerance)
+
+
+def test_a_large_vocabulary_never_has_all_its_logits_in_memory():
+    import resource
+
+    V, N = 32000, 4096  # all logits would be 524 MB
+    hidden, weight = torch.randn(N, 8, requires_grad=True), torch.randn(V, 8, requires_grad=True)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    cross_entropy(hidden, weight, torch.randint(0, V, (N,)))[0].backward()
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 < 200
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (dict(), "give exactly one of input_ids and inputs_embeds"),
+        (dict(input_ids=tokens(2, 3), attention_mask=torch.ones(2, 2)), "attention_mask has shape"),
+        (dict(input_ids=tokens(2, 3), past_key_values="x"), "past_key_values is a str, but must be a MnemosCache"),
+        (dict(input_ids=tokens(1, 3), cu_seqlens=torch.tensor([0, 2])), "cu_seqlens must rise from 0 to T=3"),
+        (dict(input_ids=tokens(2, 3), cu_seqlens=torch.tensor([0, 3])), "for a batch of one row"),
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        model_of("titans-lmm")(**arguments)
+
+
+def test_a_cache_of_another_model_or_another_batch_is_refused(tmp_path):
+    model, ids = model_of("titans-mag"), tokens(2, 5)
+    cache = model.state(ids)
+    other = make("titans-mag", attention_window=4)
+    with pytest.raises(ValueError, match=r"another model: attention_window=8 \(here 4\)"):
+        other(ids, past_key_values=cache)
+    with pytest.raises(ValueError, match="the cache has 2 rows, but the input has 3"):
+        model(tokens(3, 2), past_key_values=cache)
+    with pytest.raises(ValueError, match="rows"):
+        cache.select([5])
+    with pytest.raises(ValueError, match="copies"):
+        cache.fork(0)
+    (tmp_path / "no.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match="is not a readable cache"):
+        MnemosCache.load(tmp_path / "no.safetensors")
+    cache.save(tmp_path / "cache.safetensors")
+    with pytest.raises(ValueError, match="another model"):
+        MnemosCache.load(tmp_path / "cache.safetensors", other.config)
+    with pytest.raises(ValueError, match="is not a cache of this version"):
+        cache.layers[0]["memory"].save(tmp_path / "memory.safetensors")
+        MnemosCache.load(tmp_path / "memory.safetensors")
+
+
+def test_layer_patterns_long_term_tokens_and_gates_work_together():
+    for mode in ("product", "sigmoid", "convex", "additive"):
+        model = make(
+            "titans-mac",
+            layers=["mac", "mag", "swa", "lmm", "attention", "qk"],
+            num_hidden_layers=6,
+            num_longterm_tokens=3,
+            num_persistent_tokens=2,
+            gate_mode=mode,
+            num_key_value_heads=1,
+            tie_word_embeddings=False,
+        )
+        ids = tokens(2, 19)
+        with torch.no_grad():
+            first = model(ids[:, :6], use_cache=True)
+            second = model(ids[:, 6:], past_key_values=first.past_key_values)
+        assert_close(torch.cat([first.logits, second.logits], 1), logits(model, ids), 1e-9, mode)
+        model.train()(ids, labels=ids).loss.backward()
+        assert not [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()], mode
+        assert presets.count(model.config) == model.num_parameters()
+
+
+def test_vocab_is_large_enough_for_the_zoo():
+    assert tokens(4, 100).max() < VOCAB
