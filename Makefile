@@ -30,6 +30,7 @@ test-all: lint
 bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/models.py
 	$(BIN)/python benchmarks/streaming.py
 	$(BIN)/python benchmarks/capacity.py
 
