@@ -28,16 +28,24 @@ class Ahead:
     """Left sides of `packed.widen` for queries and keys, and `packed.weighed` keys: of map 0, where that map `widens`.
 
     reads: rows of the queries, None without; anchors: rows of the keys, None where every key is at the tile's start.
+    runs: keys are applied to map 0 at all; with the dot objective, the error does not look at the last map's output.
     end: (N, G, E, m). In the backward each of left_q, left_k and end_k is overwritten, tile by tile, by its own gradient;
     then `backward` carries these to what they were made of.
     """
 
     def __init__(
-        self, widens: bool, q: Tensor | None, k: Tensor, reads: Rows | None, anchors: Rows | None, end: Tensor
+        self,
+        widens: bool,
+        q: Tensor | None,
+        k: Tensor,
+        reads: Rows | None,
+        anchors: Rows | None,
+        end: Tensor,
+        runs: bool,
     ):
         self.k, self.anchors, self.end = k, anchors, end
         self.of_q = Left(q, k, reads) if widens and q is not None and reads is not None else None
-        self.of_k = Left(k, k, anchors) if widens and anchors is not None else None
+        self.of_k = Left(k, k, anchors) if widens and runs and anchors is not None else None
         self.end_k = (end.unsqueeze(-1) * k.unsqueeze(-2)).flatten(-2) if widens else None
         parts = [None if x is None else x.left for x in (self.of_q, self.of_k)]
         each = [(None,) * len(k) if x is None else x.unbind(0) for x in (*parts, self.end_k)]

@@ -43,6 +43,7 @@ class Plan(NamedTuple):
     save_every: int
     low: torch.dtype | None
     reads: bool
+    grad: bool
 
     @property
     def ahead(self) -> bool:
@@ -67,6 +68,7 @@ def plan_of(spec: MemorySpec, piece: Piece, reads: bool, momentum: bool, low: to
         save_every=_save_every(spec, piece),
         low=low,
         reads=reads,
+        grad=torch.is_grad_enabled(),
     )
 
 
@@ -92,7 +94,7 @@ def unpack(maps: Maps, groups: tuple[tuple[int, ...], ...], widens: tuple[bool, 
     """Inverse of `pack`. Each map gets memory of its own, so that a state goes on the same way whether it was saved or not."""
     fused = [w if up else w.mT for w, up in zip(maps, widens)]
     parts = [part for x, g in zip(fused, groups) for part in (x.chunk(len(g), -1) if len(g) > 1 else (x,))]
-    return [part.contiguous() for part in parts]
+    return [part.clone(memory_format=torch.contiguous_format) for part in parts]
 
 
 def run(
@@ -158,7 +160,8 @@ class Coefs(NamedTuple):
 def _ahead(plan: Plan, group: slice, q: Tensor, k: Tensor, co: Coefs, key_rows: Tensor | None) -> Ahead:
     reads = co.rows(plan, group, _read_at(plan, co.C.shape[2] - 1)) if plan.reads else None
     anchors = None if key_rows is None else co.rows(plan, group, key_rows)
-    return Ahead(plan.ahead, q[group] if plan.reads else None, k[group], reads, anchors, co.end[group])
+    runs = plan.l2 or len(plan.widens) > 1
+    return Ahead(plan.ahead, q[group] if plan.reads else None, k[group], reads, anchors, co.end[group], runs)
 
 
 def _ahead_backward(
@@ -335,14 +338,14 @@ class _Chain(torch.autograd.Function):
     def forward(ctx, plan: Plan, q, k, v, C, beta, f, end, keep, *mats):
         n = len(plan.joints) + 1
         state, A = list(mats[:n]), list(mats[n:])
-        saving = any(ctx.needs_input_grad)
+        saving = plan.grad and any(ctx.needs_input_grad)
         N, G, E, V = *k.shape[:3], v.shape[3]
         all_co = Coefs(C, beta, f, end, keep)
         co, key_rows = _tile_coefficients(plan, all_co), _key_rows(plan, E, k.device)
         ks, vs, qs = k.unbind(0), v.unbind(0), q.unbind(0)
         y = k.new_empty(N, G, C.shape[2] - 1, V) if plan.reads else k.new_zeros(0)
         ys = y.unbind(0)
-        ws, room = Workspace(k, plan.low, keeping=saving), Workspace(k)
+        ws, room = Workspace(k, plan.low, keeping=saving), Workspace(k, plan.low)
 
         def new_tile() -> Tile:
             return Tile(state, E, plan.widens, plan.momentum, room)
@@ -402,7 +405,7 @@ class _Chain(torch.autograd.Function):
             _key_rows(plan, E, k.device),
         )
         ks, qs, Dys, Dqs, Dks, Dvs, Ddecays, Dends = (x.unbind(0) for x in (k, q, Dy, Dq, Dk, Dv, Ddecay, D_co.end))
-        ws, room = Workspace(k, plan.low), Workspace(k)
+        ws, room = Workspace(k, plan.low), Workspace(k, plan.low)
 
         def new_tile() -> Tile:
             return Tile(list(Dend_state), E, plan.widens, plan.momentum, room)

@@ -176,7 +176,7 @@ class _Muon(torch.autograd.Function):
         chain = plan.chain
         D = len(chain.joints) + 1
         W, S, A = list(mats[:D]), list(mats[D : 2 * D]), list(mats[-D:])
-        keep = any(ctx.needs_input_grad)
+        keep = chain.grad and any(ctx.needs_input_grad)
         ys, states, saved = [], [], []
         N, ws = k.shape[0], Workspace(k, chain.low, keeping=keep)
         for i in range(N):

@@ -163,7 +163,7 @@ class NeuralMemoryConfig:
         Gradients of a chunk are taken at its start, so `chunk_size` identical unit keys, each written `window` times, move
         the memory by chunk_size * window * lr of its error: a linear memory is stable below 2. A deeper one also moves what
         its maps see of each other, and gets half of that, without momentum to smooth its steps a quarter, and a quarter of
-        that again for each map of a chain beyond two. Where every token has its own anchor, 1 / window writes exactly.
+        that again with more than two maps in a chain. Where every token has its own anchor, 1 / window writes exactly.
         """
         if self.max_lr is not None:
             return self.max_lr
@@ -175,7 +175,7 @@ class NeuralMemoryConfig:
         deep = 1.0 if self.momentum else 0.5
         chain = self.spec.network.chain
         maps = len(self.spec.network.shapes() if chain is None else chain.groups)
-        reach = 2.0 if maps == 1 else deep * 0.25 ** (maps - 2)
+        reach = 2.0 if maps == 1 else deep * (1.0 if maps == 2 else 0.25)
         return reach / (self.chunk_size * self.window * squared_key)
 
     @property

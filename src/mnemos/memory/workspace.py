@@ -93,21 +93,24 @@ class Workspace:
     def gelu(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         if not self.reuse:
             return _into(torch.nn.functional.gelu(z), out)
-        out = self.buffer(*z.shape) if out is None else out
         if z.numel() < SMALL:
-            return torch.mul(self.mul(math.sqrt(0.5), z).erf_().add_(1.0).mul_(0.5), z, out=out)
-        return torch.ops.aten.gelu.out(z, out=out)
+            return self.mul(z, self.mul(math.sqrt(0.5), z).erf_().add_(1.0).mul_(0.5), out=out)
+        if out is not None and out.is_contiguous():
+            return torch.ops.aten.gelu.out(z, out=out)
+        # torch's own function takes any `out` for contiguous, and writes over what lies between its rows
+        return _into(torch.ops.aten.gelu.out(z, out=self.buffer(*z.shape)), out)
 
     def gelu_backward(self, du: Tensor, z: Tensor, out: Tensor | None = None) -> Tensor:
         """du * gelu'(z)."""
         if not self.reuse:
             return _into(torch.ops.aten.gelu_backward(du, z), out)
-        out = self.buffer(*z.shape) if out is None else out
         if z.numel() < SMALL:
             cdf = self.mul(math.sqrt(0.5), z).erf_().add_(1.0).mul_(0.5)
             pdf = self.mul(z, z).mul_(-0.5).exp_().mul_(1.0 / math.sqrt(2.0 * math.pi))
-            return torch.mul(cdf.addcmul_(z, pdf), du, out=out)
-        return torch.ops.aten.gelu_backward.grad_input(du, z, grad_input=out)
+            return self.mul(du, cdf.addcmul_(z, pdf), out=out)
+        if out is not None and out.is_contiguous():
+            return torch.ops.aten.gelu_backward.grad_input(du, z, grad_input=out)
+        return _into(torch.ops.aten.gelu_backward.grad_input(du, z, grad_input=self.buffer(*z.shape)), out)
 
     def cat(self, x: Tensor, y: Tensor, out: Tensor | None = None) -> Tensor:
         """x and y side by side in the last axis."""

@@ -1,0 +1,103 @@
+"""Scan against the reference at sizes of real use, where other code paths of torch and of the engine run than at toy sizes;
+and with many tiles in a piece."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from helpers import assert_close
+from mnemos.memory import Gates, MemorySpec, chain_engine, reference_scan, scan, tiles
+
+
+def inputs(spec: MemorySpec, batch: int, length: int, heads: int, dtype: torch.dtype):
+    torch.manual_seed(0)
+    unit = torch.nn.functional.normalize
+    q, k = (unit(torch.randn(batch, length, heads, spec.key_dim, dtype=dtype), dim=-1) for _ in range(2))
+    v = torch.randn(batch, length, heads, spec.value_dim, dtype=dtype)
+    rows = (
+        low + (high - low) * torch.rand(batch, length, heads, dtype=dtype)
+        for low, high in ((0, 0.05), (0, 0.9), (0.9, 1))
+    )
+    W0 = [torch.randn(heads, *shape, dtype=dtype) * shape[0] ** -0.5 for shape in spec.shapes]
+    return [x.requires_grad_() for x in (q, k, v, *rows, *W0)]
+
+
+def run(function, spec: MemorySpec, leaves: list, batch: int):
+    q, k, v, lr, momentum, retain, *W0 = leaves
+    gates = Gates(lr, momentum if spec.momentum else None, retain)
+    y, state = function(q, k, v, gates, spec.initial_state(W0, batch=batch), spec)
+    ends = [*state.weights, *state.momentum]
+    loss = y.square().sum() + sum(((i + 1) * x).square().mean() for i, x in enumerate(ends))
+    return [y, *ends], torch.autograd.grad(loss, leaves, allow_unused=True)
+
+
+def compare(spec: MemorySpec, batch: int, length: int, heads: int, dtype: torch.dtype, bound: float) -> None:
+    leaves = inputs(spec, batch, length, heads, dtype)
+    (found, grads), (right, right_grads) = (run(f, spec, leaves, batch) for f in (scan, reference_scan))
+    for x, y in zip(found, right):
+        assert_close(x, y, bound)
+    for x, y in zip(grads, right_grads):
+        assert (x is None) == (y is None)
+        if x is not None and y is not None:
+            assert_close(x, y, bound)
+
+
+REAL = [
+    dict(chunk_size=64),
+    dict(chunk_size=16),
+    dict(chunk_size=128, momentum=False),
+    dict(chunk_size=64, window=16),
+    dict(structure="gated_mlp", chunk_size=16),
+    dict(depth=3, expansion=2, chunk_size=64),
+    dict(rule="muon", chunk_size=32),
+]
+
+
+@pytest.mark.parametrize("choices", REAL, ids=str)
+def test_heads_of_64(choices):
+    spec = MemorySpec(key_dim=64, value_dim=64, **choices)
+    compare(spec, 2, 150, 2, torch.float64, 1e-8 if spec.rule == "muon" else 1e-10)
+
+
+def test_heads_of_64_in_float32():
+    compare(MemorySpec(key_dim=64, value_dim=64, chunk_size=64), 2, 150, 2, torch.float32, 2e-5)
+
+
+def test_matrices_too_large_for_a_batch():
+    spec = MemorySpec(key_dim=256, value_dim=256, chunk_size=16)
+    assert spec.shapes[0][0] * spec.shapes[0][1] >= 1 << 18
+    compare(spec, 2, 40, 1, torch.float64, 1e-10)
+
+
+MANY = [
+    dict(chunk_size=8),
+    dict(chunk_size=2, window=3),
+    dict(chunk_size=32),
+    dict(chunk_size=2, depth=1, objective="dot"),
+    dict(chunk_size=4, depth=3, objective="dot", momentum=False),
+    dict(chunk_size=4, structure="gated_mlp", read="before"),
+]
+
+
+@pytest.mark.parametrize("every", [1, 2, 4])
+@pytest.mark.parametrize("choices", MANY, ids=str)
+def test_many_tiles_and_states_made_again(choices, every, monkeypatch):
+    """More tiles than are prepared at once, and a last group that is not full."""
+    monkeypatch.setattr(tiles, "TILE", 8)
+    monkeypatch.setattr(chain_engine, "_save_every", lambda spec, piece: every)
+    compare(MemorySpec(key_dim=4, value_dim=4, expansion=2, **choices), 2, 150, 2, torch.float64, 1e-10)
+
+
+def test_several_chunks_in_a_tile_with_one_map_and_the_dot_objective():
+    compare(MemorySpec(key_dim=4, value_dim=4, depth=1, objective="dot", chunk_size=8), 2, 32, 2, torch.float64, 1e-10)
+
+
+def test_a_single_head_gets_states_of_their_own():
+    spec = MemorySpec(key_dim=4, value_dim=4)
+    leaves = inputs(spec, 1, 9, 1, torch.float64)
+    q, k, v, lr, momentum, retain, *W0 = leaves
+    with torch.no_grad():
+        _, state = scan(q, k, v, Gates(lr, momentum, retain), spec.initial_state(W0, batch=1), spec)
+    for x in (*state.weights, *state.momentum):
+        assert x.untyped_storage().nbytes() == x.numel() * x.element_size()
