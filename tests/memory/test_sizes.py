@@ -3,11 +3,13 @@ and with many tiles in a piece."""
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 
 from helpers import assert_close
-from mnemos.memory import Gates, MemorySpec, chain_engine, reference_scan, scan, tiles
+from mnemos.memory import Gates, MemorySpec, chain_engine, chain_plan, reference_scan, scan, tiles
 
 
 def inputs(spec: MemorySpec, batch: int, length: int, heads: int, dtype: torch.dtype):
@@ -83,7 +85,7 @@ MANY = [
 def test_many_tiles_and_states_made_again(choices, every, monkeypatch):
     """More tiles than are prepared at once, and a last group that is not full."""
     monkeypatch.setattr(tiles, "TILE", 8)
-    monkeypatch.setattr(chain_engine, "_save_every", lambda spec, piece: every)
+    monkeypatch.setattr(chain_plan, "_save_every", lambda spec, piece: every)
     compare(MemorySpec(key_dim=4, value_dim=4, expansion=2, **choices), 2, 150, 2, torch.float64, 1e-10)
 
 
@@ -99,3 +101,30 @@ def test_a_single_head_gets_states_of_their_own():
         _, state = scan(q, k, v, Gates(lr, momentum, retain), spec.initial_state(W0, batch=1), spec)
     for x in (*state.weights, *state.momentum):
         assert x.untyped_storage().nbytes() == x.numel() * x.element_size()
+
+
+def test_under_autocast_tiles_are_given_up_as_the_scan_goes_on(monkeypatch):
+    """Buffers are not reused there: those of earlier tiles must not stay, or memory would grow with the length."""
+    alive: set[int] = set()
+    counts: list[int] = []
+
+    class Counted(chain_engine.Tile):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            for z in self.Z:
+                alive.add(id(z))
+                weakref.finalize(z, alive.discard, id(z))
+            counts.append(len(alive))
+
+    monkeypatch.setattr(chain_engine, "Tile", Counted)
+    monkeypatch.setattr(tiles, "TILE", 4)
+    spec = MemorySpec(key_dim=4, value_dim=4, chunk_size=4)
+    most = []
+    for length in (80, 160):
+        counts.clear()
+        q, k, v, lr, momentum, retain, *W0 = inputs(spec, 2, length, 2, torch.float32)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y, _ = scan(q, k, v, Gates(lr, momentum, retain), spec.initial_state(W0, batch=2), spec)
+            y.sum().backward()
+        most.append(max(counts))
+    assert most[0] == most[1] < 80 // 4

@@ -18,6 +18,7 @@ from transformers.generation.streamers import BaseStreamer
 from zoo import VOCAB, logits, make, model_of, small_config, tokens
 
 from helpers import assert_close
+from mnemos.memory.files import write_tensors
 from mnemos.models import MnemosCache, MnemosConfig, MnemosForCausalLM, MnemosModel, presets
 from mnemos.models.loss import cross_entropy
 from mnemos.models.states import to_tensors
@@ -359,6 +360,11 @@ def test_a_cache_of_another_model_or_another_batch_is_refused(tmp_path):
     with pytest.raises(ValueError, match="is not a cache of this version"):
         cache.layers[0]["memory"].save(tmp_path / "memory.safetensors")
         MnemosCache.load(tmp_path / "memory.safetensors")
+    for config, length in (("{", "5"), ("{}", "five"), ("[]", "5")):
+        header = {"format": "mnemos.cache/1", "config": config, "length": length, "states": "{}"}
+        write_tensors(tmp_path / "broken.safetensors", {"x": torch.zeros(1)}, header)
+        with pytest.raises(ValueError, match="has a broken header"):
+            MnemosCache.load(tmp_path / "broken.safetensors")
 
 
 def test_layer_patterns_long_term_tokens_and_gates_work_together():

@@ -49,7 +49,8 @@ class Ahead:
         self.end_k = (end.unsqueeze(-1) * k.unsqueeze(-2)).flatten(-2) if widens else None
         parts = [None if x is None else x.left for x in (self.of_q, self.of_k)]
         each = [(None,) * len(k) if x is None else x.unbind(0) for x in (*parts, self.end_k)]
-        self.shares = [Share(*tile) for tile in zip(*each, _per_tile(anchors, len(k)))]
+        rows = [None] * len(k) if anchors is None else anchors.per_tile()
+        self.shares = [Share(*tile) for tile in zip(*each, rows)]
 
     def backward(self, Dq: Tensor, Dk: Tensor, Dreads: Rows, Danchors: Rows, Dend: Tensor) -> None:
         """Dq takes its gradient, the others are added to. Danchors has one row per key, like `anchors`."""
@@ -90,9 +91,3 @@ class Left:
             Drows.f.add_((second * x).sum(-1, keepdim=True))
         Drows.C.addcmul_(Dscore, self.P)
         return Dx, Q.mT @ x
-
-
-def _per_tile(rows: Rows | None, N: int) -> list[Rows | None]:
-    if rows is None:
-        return [None] * N
-    return [Rows(*tile) for tile in zip(*([None] * N if x is None else x.unbind(0) for x in rows))]

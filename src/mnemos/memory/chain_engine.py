@@ -19,82 +19,14 @@ from torch.autograd.function import once_differentiable
 from . import packed
 from .ahead import GROUP, Ahead
 from .anchors import Implied, Plain, keys_again, keys_again_at, run_keys, run_keys_backward
-from .joints import JOINTS
+from .chain_coefficients import Coefs, key_rows_of, read_at, tile_coefficients
+from .chain_plan import Plan, blocks, pack, plan_of, rows_of, unpack
 from .packed import End, Rows
 from .rules import Coefficients
 from .spec import MemorySpec
 from .tile import Maps, Tile
 from .tiles import Piece
 from .workspace import Workspace, without_autocast
-
-
-class Plan(NamedTuple):
-    """Everything about a run that is not a tensor."""
-
-    joints: tuple
-    widens: tuple[bool, ...]
-    l2: bool
-    before: bool
-    momentum: bool
-    fresh: bool
-    period: int
-    subchunks: int
-    stride: int
-    save_every: int
-    low: torch.dtype | None
-    reads: bool
-    grad: bool
-
-    @property
-    def ahead(self) -> bool:
-        """Map 0 widens: what it does to keys and queries does not depend on the state and is made for all tiles at once."""
-        return self.widens[0]
-
-
-def plan_of(spec: MemorySpec, piece: Piece, reads: bool, momentum: bool, low: torch.dtype | None) -> Plan:
-    chain = spec.network.chain
-    assert chain is not None
-    fused = [(spec.shapes[g[0]][0], sum(spec.shapes[i][1] for i in g)) for g in chain.groups]
-    return Plan(
-        joints=tuple(JOINTS[name] for name in chain.joints),
-        widens=tuple(d_in <= d_out for d_in, d_out in fused),
-        l2=spec.objective == "l2",
-        before=spec.read == "before",
-        momentum=momentum,
-        fresh=piece.fresh,
-        period=piece.period,
-        subchunks=piece.subchunks,
-        stride=piece.stride,
-        save_every=_save_every(spec, piece),
-        low=low,
-        reads=reads,
-        grad=torch.is_grad_enabled(),
-    )
-
-
-def _save_every(spec: MemorySpec, piece: Piece) -> int:
-    """Tiles between two saved states. More are less memory, and more states made again: 2 where a state outweighs what
-    a tile keeps, 4 where it does so 16 times."""
-    state = sum(i * o for i, o in spec.shapes) * (2 if spec.momentum else 1)
-    entries = piece.length + piece.subchunks * (spec.window - 1)
-    kept = (piece.length + entries) * sum(o for _, o in spec.shapes)
-    every = 1
-    while every < GROUP and every**4 * kept < state and 2 * every <= piece.tiles**0.5:
-        every *= 2
-    return every
-
-
-def pack(maps: Maps, groups: tuple[tuple[int, ...], ...], widens: tuple[bool, ...]) -> Maps:
-    """Maps that share an input become one; all get their narrow axis first."""
-    fused = [torch.cat([maps[i] for i in g], -1) if len(g) > 1 else maps[g[0]] for g in groups] if maps else []
-    return [w if up else w.mT.contiguous() for w, up in zip(fused, widens)]
-
-
-def unpack(maps: Maps, groups: tuple[tuple[int, ...], ...], widens: tuple[bool, ...]) -> Maps:
-    """Inverse of `pack`. Each map gets memory of its own, so that a state goes on the same way whether it was saved or not."""
-    fused = [w if up else w.mT for w, up in zip(maps, widens)]
-    parts = [part for x, g in zip(fused, groups) for part in (x.chunk(len(g), -1) if len(g) > 1 else (x,))]
-    return [part.clone(memory_format=torch.contiguous_format) for part in parts]
 
 
 def run(
@@ -129,36 +61,8 @@ def run(
     return (None if q is None else y), W, S
 
 
-def _read_at(plan: Plan, L: int) -> slice:
-    return slice(0, L) if plan.before else slice(1, L + 1)
-
-
-def _rows(beta: Tensor, f: Tensor | None, C: Tensor, at: slice | Tensor) -> Rows:
-    return Rows(beta[:, :, at, None], None if f is None else f[:, :, at, None], C[:, :, at])
-
-
-def _key_rows(plan: Plan, E: int, device) -> Tensor | None:
-    """The row of coefficients that each key of a tile has as its anchor, where they differ."""
-    if plan.subchunks == 1:
-        return None
-    return torch.arange(E, device=device) // (E // plan.subchunks) * plan.stride
-
-
-class Coefs(NamedTuple):
-    """Coefficients of a piece, or gradients of them."""
-
-    C: Tensor  # N G L+1 E
-    beta: Tensor  # N G L+1
-    f: Tensor  # N G L+1
-    end: Tensor  # N G E m
-    keep: Tensor  # N G m
-
-    def rows(self, plan: Plan, group: slice, at: slice | Tensor) -> Rows:
-        return _rows(self.beta[group], self.f[group] if plan.momentum else None, self.C[group], at)
-
-
 def _ahead(plan: Plan, group: slice, q: Tensor, k: Tensor, co: Coefs, key_rows: Tensor | None) -> Ahead:
-    reads = co.rows(plan, group, _read_at(plan, co.C.shape[2] - 1)) if plan.reads else None
+    reads = co.rows(plan, group, read_at(plan, co.C.shape[2] - 1)) if plan.reads else None
     anchors = None if key_rows is None else co.rows(plan, group, key_rows)
     runs = plan.l2 or len(plan.widens) > 1
     return Ahead(plan.ahead, q[group] if plan.reads else None, k[group], reads, anchors, co.end[group], runs)
@@ -167,7 +71,7 @@ def _ahead(plan: Plan, group: slice, q: Tensor, k: Tensor, co: Coefs, key_rows: 
 def _ahead_backward(
     plan: Plan, ahead: Ahead, group: slice, Dq: Tensor, Dk: Tensor, D: Coefs, key_rows: Tensor | None
 ) -> None:
-    reads = D.rows(plan, group, _read_at(plan, D.C.shape[2] - 1))
+    reads = D.rows(plan, group, read_at(plan, D.C.shape[2] - 1))
     if ahead.of_k is None or ahead.anchors is None or key_rows is None:
         return ahead.backward(Dq[group], Dk[group], reads, reads, D.end[group])
     ahead.of_k.left[:, :, : ahead.k.shape[2] // plan.subchunks] = 0.0  # the first chunk is at the tile's start itself
@@ -177,42 +81,6 @@ def _ahead_backward(
     D.beta[group].index_add_(2, key_rows, anchors.beta.squeeze(-1))
     if anchors.f is not None:
         D.f[group].index_add_(2, key_rows, anchors.f.squeeze(-1))
-
-
-class TileCoefficients(NamedTuple):
-    """Views of one tile's coefficients, or gradients of them, shaped for use."""
-
-    reads: Rows
-    anchors: list[Rows]  # of every sub-chunk but the first
-    end: End
-
-
-def _tile_coefficients(plan: Plan, co: Coefs) -> list[TileCoefficients]:
-    C, beta, f, end, keep = co
-    N, J, size = len(C), plan.subchunks, C.shape[3] // plan.subchunks
-    nothing = [None] * N
-
-    def per_tile(rows: Rows) -> list[Rows]:
-        return [Rows(*tile) for tile in zip(*(nothing if x is None else x.unbind(0) for x in rows))]
-
-    momentum = f if plan.momentum else None
-    starts = [slice(j * plan.stride, j * plan.stride + 1) for j in range(1, J)]
-    anchors = [_rows(beta, momentum, C[..., : size * (j + 1)], at) for j, at in enumerate(starts)]
-    reads = per_tile(_rows(beta, momentum, C, _read_at(plan, C.shape[2] - 1)))
-    f_end = nothing if momentum is None else f[:, :, -1, None, None].unbind(0)
-    ends = map(End, keep[..., None, None].unbind(0), f_end, end.unsqueeze(-1).unbind(0))
-    each = zip(*map(per_tile, anchors)) if anchors else [()] * N
-    return [TileCoefficients(*tile) for tile in zip(reads, map(list, each), ends)]
-
-
-def _blocks(plan: Plan, E: int) -> list[slice]:
-    size = E // plan.subchunks
-    return [slice(j * size, (j + 1) * size) for j in range(plan.subchunks)]
-
-
-def _each(x: Tensor, N: int) -> tuple:
-    """x of every tile; of none where x is empty."""
-    return x.unbind(0) if x.numel() else (None,) * N
 
 
 def _advance(tile: Tile, end: End, end_k: Tensor | None, ws: Workspace, following: Tile) -> None:
@@ -293,7 +161,7 @@ def _write_keys(
     """The entries of the tile, chunk by chunk; z and u are filled in too."""
     if plan.subchunks == 1:
         return run_keys(plan.joints, plan.l2, Plain(A, plan.widens, ws), v, tile.side, z, u, ws)
-    for j, span in enumerate(_blocks(plan, tile.entries)):
+    for j, span in enumerate(blocks(plan, tile.entries)):
         left = None if left_k is None else left_k[:, span]
         anchor = Implied(tile, span.start, anchors[j - 1], left, ws) if j else Plain(A, plan.widens, ws)
         parts = ([x[:, span] for x in xs] for xs in (z, u))
@@ -324,7 +192,7 @@ def _write_keys_backward(
     plain = Plain(A, plan.widens, ws, DA)
     if plan.subchunks == 1:
         return run_keys_backward(plan.l2, plain, tile.side, again.joints, again.u, D.side)
-    for j, span in reversed(list(enumerate(_blocks(plan, tile.entries)))):
+    for j, span in reversed(list(enumerate(blocks(plan, tile.entries)))):
         anchor: Plain | Implied = plain
         if j:
             left = None if left_k is None else left_k[:, span]
@@ -341,7 +209,7 @@ class _Chain(torch.autograd.Function):
         saving = plan.grad and any(ctx.needs_input_grad)
         N, G, E, V = *k.shape[:3], v.shape[3]
         all_co = Coefs(C, beta, f, end, keep)
-        co, key_rows = _tile_coefficients(plan, all_co), _key_rows(plan, E, k.device)
+        co, key_rows = tile_coefficients(plan, all_co), key_rows_of(plan, E, k.device)
         ks, vs, qs = k.unbind(0), v.unbind(0), q.unbind(0)
         y = k.new_empty(N, G, C.shape[2] - 1, V) if plan.reads else k.new_zeros(0)
         ys = y.unbind(0)
@@ -400,9 +268,9 @@ class _Chain(torch.autograd.Function):
         Dq, Dk, Ddecay = torch.empty_like(q), torch.zeros_like(k), k.new_zeros(N, G, m, m)
         Dv = k.new_empty(N, G, E, saved[0][n - 1].shape[2])
         co, Dco, key_rows = (
-            _tile_coefficients(plan, all_co),
-            _tile_coefficients(plan, D_co),
-            _key_rows(plan, E, k.device),
+            tile_coefficients(plan, all_co),
+            tile_coefficients(plan, D_co),
+            key_rows_of(plan, E, k.device),
         )
         ks, qs, Dys, Dqs, Dks, Dvs, Ddecays, Dends = (x.unbind(0) for x in (k, q, Dy, Dq, Dk, Dv, Ddecay, D_co.end))
         ws, room = Workspace(k, plan.low), Workspace(k, plan.low)
@@ -451,10 +319,6 @@ class _Chain(torch.autograd.Function):
             D_co.f[:, :, -1] += Ddecay[:, :, 0, 1]
         Dstate = [x.contiguous() for x in D.state]
         return (None, Dq, Dk, Dv, *D_co, *Dstate, *Dgiven)
-
-
-def rows_of(flat: list[Tensor], width: int) -> list[list[Tensor]]:
-    return [flat[i : i + width] for i in range(0, len(flat), width)]
 
 
 def _replay(

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .anchors import Plain, run_keys, run_keys_backward
-from .chain_engine import Plan, pack, plan_of, rows_of, unpack
+from .chain_plan import Plan, pack, plan_of, rows_of, unpack
 from .newton_schulz import orthogonalise, orthogonalise_backward
 from .rules import Coefficients
 from .spec import NS_COEFFICIENTS, MemorySpec

@@ -37,6 +37,11 @@ class Rows(NamedTuple):
     def map(self, function: Callable[[Tensor], Tensor]) -> Rows:
         return Rows(function(self.beta), None if self.f is None else function(self.f), function(self.C))
 
+    def per_tile(self) -> list[Rows]:
+        """Rows of all tiles, with an axis in front, one by one."""
+        f = [None] * len(self.C) if self.f is None else self.f.unbind(0)
+        return [Rows(*tile) for tile in zip(self.beta.unbind(0), f, self.C.unbind(0))]
+
     def add_(self, other: Rows) -> None:
         self.beta.add_(other.beta)
         self.C.add_(other.C)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
+from .files import read_tensors, write_tensors
 from .pairs import Pairs
 from .spec import MemorySpec
 
@@ -171,37 +167,14 @@ class MemoryState:
         ...     MemoryState.load(f"{folder}/a.safetensors").heads
         2
         """
-        path = Path(path)
-        tensors = {name: x.detach().contiguous().cpu().clone() for name, x in self._tensors().items()}
-        data = save(tensors, metadata={"format": FORMAT, "spec": self.spec.to_json()})
-        temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:16]}.part")
-        file = open(temporary, "xb")  # noqa: SIM115 — not mkstemp, which gives the file to its owner alone
-        try:
-            with file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-            raise
+        write_tensors(path, self._tensors(), {"format": FORMAT, "spec": self.spec.to_json()})
 
     @classmethod
     def load(
         cls, path: str | os.PathLike, spec: MemorySpec | None = None, device: torch.device | str = "cpu"
     ) -> MemoryState:
         """Read what `save` wrote. Give `spec` to be sure that the state belongs to your memory."""
-        try:
-            with safe_open(str(path), framework="pt", device=str(device)) as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except FileNotFoundError:
-            raise
-        except (SafetensorError, OSError, ValueError) as broken:
-            raise ValueError(f"{path} is not a readable memory state: {broken}") from None
-        if metadata.get("format") != FORMAT:
-            raise ValueError(f"{path} is not a memory state of this version ({FORMAT})")
+        tensors, metadata = read_tensors(path, "memory state", FORMAT, device)
         try:
             saved = MemorySpec.from_json(metadata["spec"])
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as broken:

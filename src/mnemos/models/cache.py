@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
-import uuid
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
+from ..memory.files import read_tensors, write_tensors
 from .config import MnemosConfig
 from .states import from_tensors, to_tensors
 
@@ -138,46 +134,29 @@ class MnemosCache:
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a safetensors file with the config in its header; whole or not at all."""
-        path = Path(path)
         tensors, states = {}, {}
         for i, layer in enumerate(self.layers):
             for name, state in layer.items():
                 found, states[f"{i}.{name}"] = to_tensors(state)
-                tensors |= {f"{i}.{name}.{key}": x.detach().contiguous().cpu().clone() for key, x in found.items()}
+                tensors |= {f"{i}.{name}.{key}": x for key, x in found.items()}
         header = {"format": FORMAT, "config": self.config.to_json_string(use_diff=False), "states": json.dumps(states)}
         header["length"] = str(self.length)
-        data = save(tensors, metadata=header)
-        temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:16]}.part")
-        try:
-            with open(temporary, "xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-            raise
+        write_tensors(path, tensors, header)
 
     @classmethod
     def load(
         cls, path: str | os.PathLike, config: MnemosConfig | None = None, device: torch.device | str = "cpu"
     ) -> MnemosCache:
         """Read what `save` wrote. Give a model's `config` to be sure that the cache fits it."""
-        try:
-            with safe_open(str(path), framework="pt", device=str(device)) as file:
-                header = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except FileNotFoundError:
-            raise
-        except (SafetensorError, OSError, ValueError) as broken:
-            raise ValueError(f"{path} is not a readable cache: {broken}") from None
-        if header.get("format") != FORMAT:
-            raise ValueError(f"{path} is not a cache of this version ({FORMAT})")
+        tensors, header = read_tensors(path, "cache", FORMAT, device)
         try:
             saved, length = MnemosConfig.from_dict(json.loads(header["config"])), int(header["length"])
+            states = json.loads(header["states"])
+        except (KeyError, TypeError, ValueError, RecursionError) as broken:
+            raise ValueError(f"{path} has a broken header: {broken!r}") from None
+        try:
             layers: list[dict[str, Any]] = [{} for _ in saved.blocks]
-            for place, about in json.loads(header["states"]).items():
+            for place, about in states.items():
                 layer, name = place.split(".")
                 own = {key.removeprefix(f"{place}."): x for key, x in tensors.items() if key.startswith(f"{place}.")}
                 layers[int(layer)][name] = from_tensors(path, saved, own, about)

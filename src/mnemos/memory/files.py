@@ -1,0 +1,48 @@
+"""Tensors in a file: written whole or not at all, read without ever running what a stranger put there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+
+def write_tensors(path: str | os.PathLike, tensors: dict[str, Tensor], header: dict[str, str]) -> None:
+    """Write a safetensors file under a temporary name, sync it, and rename it."""
+    path = Path(path)
+    data = save({name: x.detach().contiguous().cpu().clone() for name, x in tensors.items()}, metadata=header)
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:16]}.part")
+    file = open(temporary, "xb")  # noqa: SIM115 — not mkstemp, which gives the file to its owner alone
+    try:
+        with file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def read_tensors(
+    path: str | os.PathLike, what: str, form: str, device: torch.device | str
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and header of a file whose header names the format `form`; else a sentence that it is not a `what`."""
+    try:
+        with safe_open(str(path), framework="pt", device=str(device)) as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise
+    except (SafetensorError, OSError, ValueError) as broken:
+        raise ValueError(f"{path} is not a readable {what}: {broken}") from None
+    if header.get("format") != form:
+        raise ValueError(f"{path} is not a {what} of this version ({form})")
+    return tensors, header
