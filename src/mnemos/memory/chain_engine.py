@@ -40,8 +40,11 @@ def run(
     S: Maps,
     A: Maps,
     low: torch.dtype | None,
+    backend: str = "auto",
 ) -> tuple[Tensor | None, Maps, Maps]:
     """Run the tiles of one piece. q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V)."""
+    from ..kernels import chain as kernel
+
     chain = spec.network.chain
     assert chain is not None
     plan = plan_of(spec, piece, q is not None, bool(S), low)
@@ -55,7 +58,10 @@ def run(
         state = [torch.cat(pair, 1) for pair in zip(state, pack(S, *form))]
     given = [] if piece.fresh else pack(A, *form)
     query = k.new_zeros(0) if q is None else q
-    y, *state = _Chain.apply(plan, query, k, v, C, beta, f, end, keep, *state, *given)
+    loop = _Chain.apply
+    if backend != "torch" and kernel.fits(plan, k) and kernel.available(k.dtype):
+        loop = kernel.run
+    y, *state = loop(plan, query, k, v, C, beta, f, end, keep, *state, *given)
     W = unpack([x[:, : x.shape[1] // (2 if S else 1)] for x in state], *form)
     S = unpack([x[:, x.shape[1] // 2 :] for x in state], *form) if S else []
     return (None if q is None else y), W, S

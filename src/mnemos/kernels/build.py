@@ -1,0 +1,90 @@
+"""Compiles the C++ sources of this folder, once per machine and version, and finds the matrix product that torch carries."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+
+FLAGS = ["-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fopenmp", "-shared"]
+HERE = Path(__file__).parent
+
+
+class Unavailable(Exception):
+    """Why there is no compiled backend here, in one sentence."""
+
+
+@functools.cache
+def library(name: str) -> ctypes.CDLL:
+    """The compiled `name`.cpp; `Unavailable` where it cannot be compiled or loaded.
+
+    It is kept in the user's cache folder ($XDG_CACHE_HOME/mnemos), under a name made of the source, the flags and the
+    processor, so that a change of any of them compiles anew.
+    """
+    source = HERE / f"{name}.cpp"
+    compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise Unavailable("there is no C++ compiler (c++, g++ or clang++) on this machine")
+    flags = [*FLAGS, "-fPIC", "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"]
+    key = hashlib.sha256("\n".join([source.read_text(), *flags, compiler, _processor()]).encode()).hexdigest()[:16]
+    try:
+        path = _cache() / f"{name}-{key}.so"
+        if not path.exists():
+            _compile([compiler, *flags, str(source)], path)
+        return ctypes.CDLL(str(path))
+    except OSError as failed:
+        raise Unavailable(f"the compiled kernel cannot be kept or loaded: {failed}") from None
+
+
+def _compile(command: list[str], path: Path) -> None:
+    """Into a file of another name first: a half-written one is never loaded, and two processes do not meet."""
+    handle, made = tempfile.mkstemp(suffix=".so", dir=path.parent)
+    os.close(handle)
+    try:
+        done = subprocess.run([*command, "-o", made], capture_output=True, text=True, timeout=300)
+        if done.returncode:
+            raise Unavailable(f"{command[0]} failed: {(done.stderr.strip().splitlines() or ['no message'])[0][:200]}")
+        os.replace(made, path)
+    except subprocess.TimeoutExpired:
+        raise Unavailable(f"{command[0]} took longer than five minutes") from None
+    finally:
+        Path(made).unlink(missing_ok=True)
+
+
+def _cache() -> Path:
+    """A folder that only this user can write to."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mnemos"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if os.name == "posix" and (folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o022):
+        raise Unavailable(f"{folder} can be written to by others")
+    return folder
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            return "".join(sorted({line for line in file if line.startswith(("model name", "flags", "Features"))}))
+    except OSError:
+        return platform.processor()
+
+
+@functools.cache
+def gemm(dtype: torch.dtype) -> int:
+    """Address of the Fortran matrix product of this type in torch's own library; `Unavailable` where it shows none."""
+    name = {torch.float32: "sgemm_", torch.float64: "dgemm_"}[dtype]
+    folder = Path(torch.__file__).parent / "lib"
+    for file in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
+        if (folder / file).exists():
+            try:
+                return ctypes.cast(getattr(ctypes.CDLL(str(folder / file)), name), ctypes.c_void_p).value or 0
+            except (AttributeError, OSError):
+                break
+    raise Unavailable(f"torch {torch.__version__} does not show its matrix product {name}")

@@ -1,0 +1,650 @@
+// The tiles of `memory.chain_engine`, one lane (batch row and head) after another, each on one thread.
+//
+// The formulas are those of memory/packed.py and memory/anchors.py, with the same names; here the products of a lane stay in
+// that core's cache and no thread waits for another. Matrices are row-major. A map is kept narrow axis first, (n, w), with its
+// momentum and the tile's entries of the wide side below it: Z = [W; S; wide]; `thin` are the entries of the narrow side.
+// L tokens and E entries of a tile, m = 2 matrices per map (W and S) or 1, N tiles, G lanes. D before a name: gradient.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+namespace {
+
+constexpr int kMaxMaps = 16;
+
+struct Sizes {  // all int64, as Python fills it in
+  int64_t maps, tiles, lanes, tokens, entries, matrices, l2, before, fresh, period, save_every, reads, saving, threads;
+  int64_t in[kMaxMaps], out[kMaxMaps], joint[kMaxMaps];  // joint 0: gelu, 1: geglu
+};
+
+template <typename T>
+using Gemm = void (*)(const char*, const char*, const int*, const int*, const int*, const T*, const T*, const int*,
+                      const T*, const int*, const T*, T*, const int*);
+
+template <typename T>
+struct Arrays {
+  Gemm<T> gemm;
+  const T *q, *k, *v, *C, *beta, *f, *end, *keep;
+  const T* start[kMaxMaps];  // G, m n, w
+  const T* given[kMaxMaps];  // G, n, w: the anchor, where the piece does not begin with a fresh one
+  T *y, *saved, *states;
+  T* last[kMaxMaps];  // G, m n, w
+  // the backward's
+  const T* Dy;
+  const T* Dlast[kMaxMaps];
+  T *Dq, *Dk, *Dv, *DC, *Dbeta, *Df, *Dend, *Dkeep;
+  T* Dstart[kMaxMaps];
+  T* Dgiven[kMaxMaps];
+};
+
+// exp(x) for x <= 0, and the normal distribution's cdf and pdf: plain arithmetic that compilers vectorise
+inline float exp_negative(float x) {
+  x = x < -87.0f ? -87.0f : x;
+  const float n = __builtin_rintf(x * 1.44269504088896341f);
+  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  const int32_t bits = (static_cast<int32_t>(n) + 127) << 23;
+  float scale;
+  std::memcpy(&scale, &bits, sizeof scale);
+  return p * scale;
+}
+
+inline void normal(float z, float& cdf, float& pdf) {
+  const float e = exp_negative(-0.5f * z * z);
+  const float t = 1.0f / (1.0f + 0.4f * std::fabs(z));
+  // 0.5 erfcx(|z| / sqrt 2) to 4e-7, fitted over 0 <= |z| <= 14
+  float p = -0.039602555334568024f;
+  p = p * t + 0.20060794055461884f;
+  p = p * t - 0.37369504570961f;
+  p = p * t + 0.2509845197200775f;
+  p = p * t - 0.012391873635351658f;
+  p = p * t + 0.15841856598854065f;
+  p = p * t + 0.15578623116016388f;
+  p = p * t + 0.15990422666072845f;
+  p = p * t - 1.1989238373644184e-05f;
+  const float tail = e * p;
+  cdf = z < 0.0f ? tail : 1.0f - tail;
+  pdf = e * 0.3989422804014327f;
+}
+
+inline void normal(double z, double& cdf, double& pdf) {
+  cdf = 0.5 * std::erfc(-z * 0.7071067811865476);
+  pdf = std::exp(-0.5 * z * z) * 0.3989422804014327;
+}
+
+template <typename T>
+void gelu_value(const T* z, T* u, int64_t n) {
+  for (int64_t i = 0; i < n; i++) {
+    T cdf, pdf;
+    normal(z[i], cdf, pdf);
+    u[i] = z[i] * cdf;
+  }
+}
+
+template <typename T>
+void gelu_parts(const T* z, T* u, T* slope, T* curve, int64_t n) {
+  for (int64_t i = 0; i < n; i++) {
+    T cdf, pdf;
+    normal(z[i], cdf, pdf);
+    u[i] = z[i] * cdf;
+    slope[i] = cdf + z[i] * pdf;
+    curve[i] = pdf * (T(2) - z[i] * z[i]);
+  }
+}
+
+template <typename T>
+void gelu_pull(const T* z, const T* du, T* dz, int64_t n) {
+  for (int64_t i = 0; i < n; i++) {
+    T cdf, pdf;
+    normal(z[i], cdf, pdf);
+    dz[i] = du[i] * (cdf + z[i] * pdf);
+  }
+}
+
+// `memory.joints` at rows x h values, z of each row being [p, r] for geglu
+template <typename T>
+struct Joint {
+  bool glu;
+  int64_t h;
+
+  void value(const T* z, T* u, int64_t rows) const {
+    if (!glu) return gelu_value(z, u, rows * h);
+    for (int64_t r = 0; r < rows; r++) {
+      gelu_value(z + r * 2 * h, u + r * h, h);
+      for (int64_t i = 0; i < h; i++) u[r * h + i] *= z[r * 2 * h + h + i];
+    }
+  }
+
+  void pull(const T* z, const T* du, T* dz, int64_t rows) const {
+    if (!glu) return gelu_pull(z, du, dz, rows * h);
+    for (int64_t r = 0; r < rows; r++) {
+      const T *p = z + r * 2 * h, *gate = p + h, *d = du + r * h;
+      T *dp = dz + r * 2 * h, *dr = dp + h;
+      for (int64_t i = 0; i < h; i++) {
+        T cdf, pdf;
+        normal(p[i], cdf, pdf);
+        dp[i] = d[i] * gate[i] * (cdf + p[i] * pdf);
+        dr[i] = d[i] * p[i] * cdf;
+      }
+    }
+  }
+
+  // everything the backward asks of z: u, and slope, curve and gelu(p) of what goes through the GELU
+  void parts(const T* z, T* u, T* slope, T* curve, T* g, int64_t rows) const {
+    if (!glu) return gelu_parts(z, u, slope, curve, rows * h);
+    for (int64_t r = 0; r < rows; r++) {
+      gelu_parts(z + r * 2 * h, g + r * h, slope + r * h, curve + r * h, h);
+      for (int64_t i = 0; i < h; i++) u[r * h + i] = g[r * h + i] * z[r * 2 * h + h + i];
+    }
+  }
+
+  void pulled(const T* z, const T* slope, const T* g, const T* du, T* dz, int64_t rows, bool add) const {
+    if (!glu) {
+      for (int64_t i = 0; i < rows * h; i++) dz[i] = (add ? dz[i] : T(0)) + slope[i] * du[i];
+      return;
+    }
+    for (int64_t r = 0; r < rows; r++)
+      for (int64_t i = 0; i < h; i++) {
+        const int64_t at = r * h + i;
+        T *dp = dz + r * 2 * h + i, *dr = dp + h;
+        *dp = (add ? *dp : T(0)) + z[r * 2 * h + h + i] * slope[at] * du[at];
+        *dr = (add ? *dr : T(0)) + g[at] * du[at];
+      }
+  }
+
+  // gradients of <t, pull(z, du)> with respect to du and z
+  void second(const T* z, const T* slope, const T* curve, const T* g, const T* du, const T* t, T* Du, T* Dz,
+              int64_t rows) const {
+    if (!glu) {
+      for (int64_t i = 0; i < rows * h; i++) {
+        Du[i] = slope[i] * t[i];
+        Dz[i] = du[i] * t[i] * curve[i];
+      }
+      return;
+    }
+    for (int64_t r = 0; r < rows; r++)
+      for (int64_t i = 0; i < h; i++) {
+        const int64_t at = r * h + i, p = r * 2 * h + i;
+        const T tp = t[p], tr = t[p + h], along = z[p + h] * tp;
+        Du[at] = along * slope[at] + tr * g[at];
+        Dz[p] = (curve[at] * along + tr * slope[at]) * du[at];
+        Dz[p + h] = slope[at] * tp * du[at];
+      }
+  }
+};
+
+template <typename T>
+T dot(const T* x, const T* y, int64_t n) {
+  T sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; i++) sum += x[i] * y[i];
+  return sum;
+}
+
+struct Map {
+  int64_t in, out, n, w;  // narrow and wide side
+  bool widens;
+};
+
+template <typename T>
+struct Tile {  // one tile's buffers
+  T *Z[kMaxMaps], *thin[kMaxMaps], *u[kMaxMaps], *slope[kMaxMaps], *curve[kMaxMaps], *g[kMaxMaps], *A[kMaxMaps];
+  const T* z[kMaxMaps];
+};
+
+template <typename T>
+class Lane {
+ public:
+  Lane(const Sizes& s, const Arrays<T>& a) : s(s), a(a), E(s.entries), L(s.tokens), m(s.matrices), n(s.maps) {
+    state_size = per_tile = 0;
+    for (int l = 0; l < n; l++) {
+      const bool widens = s.in[l] <= s.out[l];
+      map[l] = {s.in[l], s.out[l], widens ? s.in[l] : s.out[l], widens ? s.out[l] : s.in[l], widens};
+      state_offset[l] = state_size;
+      state_size += m * map[l].n * map[l].w;
+    }
+    if (s.period > 1 || !s.fresh)
+      for (int l = 0; l < n; l++) anchor_offset[l] = state_size, state_size += map[l].n * map[l].w;
+    for (int l = 0; l + 1 < n; l++) joint[l] = {s.joint[l] == 1, s.in[l + 1]};
+    for (int l = 0; l + 1 < n; l++) key_z[l] = per_tile, per_tile += E * map[l].out;
+    error = per_tile, per_tile += E * map[n - 1].out;
+    if (s.reads) {
+      for (int l = 0; l + 1 < n; l++) read_z[l] = per_tile, per_tile += L * map[l].out;
+      for (int l = 0; l < n; l++) scores[l] = per_tile, per_tile += L * score_width(l);
+    }
+    widest = 0;
+    for (int l = 0; l < n; l++) widest = std::max({widest, map[l].in, map[l].out, rows(l)});
+  }
+
+  int64_t state_size, per_tile;
+
+  int64_t workspace(bool backward) const {
+    int64_t total = 8 * std::max(L, E) * widest + per_tile;
+    int64_t tile = 0;
+    for (int l = 0; l < n; l++)
+      tile += rows(l) * map[l].w + E * map[l].n + 4 * E * map[l].in + map[l].n * map[l].w;
+    total += tile * (backward ? s.save_every + 1 : 1);
+    if (backward)
+      for (int l = 0; l < n; l++) total += 2 * E * std::max(map[l].out, map[l].in) + map[l].n * map[l].w;
+    return total + 64 * 64;
+  }
+
+  void forward(int64_t g, T* room) {
+    begin(room);
+    Tile<T> tile = new_tile();
+    T* scratch[4];
+    for (auto& x : scratch) x = take(std::max(L, E) * widest);
+    T* unsaved = take(per_tile);
+    for (int l = 0; l < n; l++) copy(tile.Z[l], a.start[l] + g * m * size(l), m * size(l));
+    if (!s.fresh)
+      for (int l = 0; l < n; l++) copy(tile.A[l], a.given[l] + g * size(l), size(l));
+    for (int64_t i = 0; i < s.tiles; i++) {
+      const int64_t at = i * s.lanes + g;
+      if (s.fresh && i % s.period == 0) anchor_here(tile);
+      if (s.saving && i % s.save_every == 0) save_state(tile, i / s.save_every * s.lanes + g);
+      T* kept = s.saving ? a.saved + at * per_tile : unsaved;
+      keys(tile, at, kept, scratch[0]);
+      if (s.reads) read(tile, at, kept, scratch);
+      advance(tile, at, scratch[0]);
+    }
+    for (int l = 0; l < n; l++) copy(a.last[l] + g * m * size(l), tile.Z[l], m * size(l));
+  }
+
+  void backward(int64_t g, T* room) {
+    begin(room);
+    std::vector<Tile<T>> tiles;
+    for (int64_t i = 0; i < s.save_every; i++) tiles.push_back(new_tile());
+    Tile<T> D = new_tile();
+    T* scratch[6];
+    for (auto& x : scratch) x = take(std::max(L, E) * widest);
+    T *Du[kMaxMaps], *Dz[kMaxMaps], *DA[kMaxMaps];
+    for (int l = 0; l < n; l++) Du[l] = take(E * map[l].in), Dz[l] = take(E * map[l].out), DA[l] = take(size(l));
+    for (int l = 0; l < n; l++) copy(D.Z[l], a.Dlast[l] + g * m * size(l), m * size(l));
+    const bool own_anchor = s.period > 1 || !s.fresh;
+    for (int l = 0; l < n; l++) {
+      if (!own_anchor) DA[l] = D.Z[l];  // the anchor is the tile's W
+      else zero(DA[l], size(l));
+    }
+    for (int64_t first = (s.tiles - 1) / s.save_every * s.save_every; first >= 0; first -= s.save_every) {
+      const int64_t stop = std::min(first + s.save_every, s.tiles);
+      load_state(tiles[0], first / s.save_every * s.lanes + g);
+      for (int64_t i = first; i < stop; i++) {
+        Tile<T>& tile = tiles[i - first];
+        const int64_t at = i * s.lanes + g;
+        if (s.fresh && i % s.period == 0) anchor_here(tile);
+        keys_again(tile, at);
+        if (i + 1 == stop) break;
+        Tile<T>& next = tiles[i + 1 - first];
+        for (int l = 0; l < n; l++) copy(next.Z[l], tile.Z[l], m * size(l));
+        if (own_anchor)
+          for (int l = 0; l < n; l++) copy(next.A[l], tile.A[l], size(l));
+        advance_into(next, tile, at, scratch[0]);
+      }
+      for (int64_t i = stop - 1; i >= first; i--) {
+        Tile<T>& tile = tiles[i - first];
+        const int64_t at = i * s.lanes + g;
+        advance_backward(tile, at, D, scratch);
+        if (s.reads) read_backward(tile, at, D, scratch);
+        keys_backward(tile, at, D, DA, Du, Dz);
+        const int last = n - 1;
+        const T* De = error_of(D);
+        for (int64_t j = 0; j < E * map[last].out; j++) a.Dv[at * E * map[last].out + j] = -De[j];
+        copy(a.Dk + at * E * map[0].in, input_of(D, 0), E * map[0].in);
+        if (own_anchor && s.fresh && i % s.period == 0)
+          for (int l = 0; l < n; l++) add(D.Z[l], DA[l], size(l)), zero(DA[l], size(l));
+      }
+    }
+    for (int l = 0; l < n; l++) {
+      copy(a.Dstart[l] + g * m * size(l), D.Z[l], m * size(l));
+      if (!s.fresh) copy(a.Dgiven[l] + g * size(l), DA[l], size(l));
+    }
+  }
+
+ private:
+  const Sizes& s;
+  const Arrays<T>& a;
+  const int64_t E, L, m;
+  const int n;
+  Map map[kMaxMaps] = {};
+  Joint<T> joint[kMaxMaps];
+  int64_t state_offset[kMaxMaps], anchor_offset[kMaxMaps], key_z[kMaxMaps], read_z[kMaxMaps], scores[kMaxMaps], error;
+  int64_t widest;
+  T* free_room;
+
+  void begin(T* room) { free_room = room; }
+  T* take(int64_t count) {
+    T* mine = free_room;
+    free_room += (count + 15) / 16 * 16;
+    return mine;
+  }
+
+  int64_t size(int l) const { return map[l].n * map[l].w; }
+  int64_t rows(int l) const { return m * map[l].n + E; }
+  int64_t score_width(int l) const { return map[l].widens ? E : rows(l); }
+  T* wide(const Tile<T>& t, int l) const { return t.Z[l] + m * size(l); }
+  T* input_of(const Tile<T>& t, int l) const { return map[l].widens ? t.thin[l] : wide(t, l); }  // a
+  T* error_at(const Tile<T>& t, int l) const { return map[l].widens ? wide(t, l) : t.thin[l]; }  // d
+  T* error_of(const Tile<T>& t) const { return error_at(t, n - 1); }
+
+  Tile<T> new_tile() {
+    Tile<T> t;
+    for (int l = 0; l < n; l++) {
+      t.Z[l] = take(rows(l) * map[l].w);
+      t.thin[l] = take(E * map[l].n);
+      t.A[l] = s.period > 1 || !s.fresh ? take(size(l)) : t.Z[l];
+      if (l) t.u[l - 1] = take(E * map[l].in), t.slope[l - 1] = take(E * map[l].in);
+      if (l) t.curve[l - 1] = take(E * map[l].in), t.g[l - 1] = take(joint[l - 1].glu ? E * map[l].in : 0);
+    }
+    return t;
+  }
+
+  void anchor_here(Tile<T>& t) const {
+    for (int l = 0; l < n; l++)
+      if (t.A[l] != t.Z[l]) copy(t.A[l], t.Z[l], size(l));
+  }
+
+  void save_state(const Tile<T>& t, int64_t at) const {
+    for (int l = 0; l < n; l++) {
+      copy(a.states + at * state_size + state_offset[l], t.Z[l], m * size(l));
+      if (t.A[l] != t.Z[l]) copy(a.states + at * state_size + anchor_offset[l], t.A[l], size(l));
+    }
+  }
+
+  void load_state(Tile<T>& t, int64_t at) const {
+    for (int l = 0; l < n; l++) {
+      copy(t.Z[l], a.states + at * state_size + state_offset[l], m * size(l));
+      if (t.A[l] != t.Z[l]) copy(t.A[l], a.states + at * state_size + anchor_offset[l], size(l));
+    }
+  }
+
+  static void copy(T* to, const T* from, int64_t count) { std::memcpy(to, from, count * sizeof(T)); }
+  static void zero(T* to, int64_t count) { std::fill(to, to + count, T(0)); }
+  static void add(T* to, const T* from, int64_t count) {
+    for (int64_t i = 0; i < count; i++) to[i] += from[i];
+  }
+
+  // out (r, c) = beta out + x y, with x (r, k) and y (k, c), each transposed where its flag says so
+  void mm(T* out, const T* x, bool tx, const T* y, bool ty, int64_t r, int64_t c, int64_t k, T beta = 0) const {
+    const int mm = c, nn = r, kk = k, ldy = ty ? k : c, ldx = tx ? r : k, ldo = c;
+    const T one = 1;
+    a.gemm(ty ? "T" : "N", tx ? "T" : "N", &mm, &nn, &kk, &one, y, &ldy, x, &ldx, &beta, out, &ldo);
+  }
+
+  // the anchor's map l at x, and its transpose at t
+  void apply(const T* A, int l, const T* x, T* out, int64_t r, T beta = 0) const {
+    mm(out, x, false, A, !map[l].widens, r, map[l].out, map[l].in, beta);
+  }
+  void transposed(const T* A, int l, const T* t, T* out, int64_t r, T beta = 0) const {
+    mm(out, t, false, A, map[l].widens, r, map[l].in, map[l].out, beta);
+  }
+  void collect(T* DA, int l, const T* at_in, const T* at_out) const {
+    const T *first = map[l].widens ? at_in : at_out, *second = map[l].widens ? at_out : at_in;
+    mm(DA, first, true, second, false, map[l].n, map[l].w, E, T(1));
+  }
+
+  void keys(Tile<T>& t, int64_t at, T* kept, T* u) {
+    const int last = n - 1;
+    copy(input_of(t, 0), a.k + at * E * map[0].in, E * map[0].in);
+    for (int l = 0; l < last; l++) {
+      apply(t.A[l], l, input_of(t, l), kept + key_z[l], E);
+      joint[l].value(kept + key_z[l], input_of(t, l + 1), E);
+    }
+    const T* v = a.v + at * E * map[last].out;
+    T* e = error_of(t);
+    const int64_t count = E * map[last].out;
+    if (s.l2) {
+      apply(t.A[last], last, input_of(t, last), e, E);
+      for (int64_t i = 0; i < count; i++) e[i] -= v[i];
+    } else {
+      for (int64_t i = 0; i < count; i++) e[i] = -v[i];
+    }
+    if (s.saving) copy(kept + error, e, count);
+    for (int l = last; l > 0; l--) {
+      transposed(t.A[l], l, error_at(t, l), u, E);
+      joint[l - 1].pull(kept + key_z[l - 1], u, error_at(t, l - 1), E);
+    }
+  }
+
+  // entries of the tile, from its pre-activations and its error
+  void keys_again(Tile<T>& t, int64_t at) {
+    const T* kept = a.saved + at * per_tile;
+    copy(input_of(t, 0), a.k + at * E * map[0].in, E * map[0].in);
+    copy(error_of(t), kept + error, E * map[n - 1].out);
+    for (int l = 0; l + 1 < n; l++) {
+      t.z[l] = kept + key_z[l];
+      joint[l].parts(t.z[l], input_of(t, l + 1), t.slope[l], t.curve[l], t.g[l], E);
+    }
+    for (int l = n - 1; l > 0; l--) {
+      transposed(t.A[l], l, error_at(t, l), t.u[l - 1], E);
+      joint[l - 1].pulled(t.z[l - 1], t.slope[l - 1], t.g[l - 1], t.u[l - 1], error_at(t, l - 1), E, false);
+    }
+  }
+
+  void keys_backward(Tile<T>& t, int64_t at, Tile<T>& D, T** DA, T** Du, T** Dz) {
+    for (int l = 0; l + 1 < n; l++) {
+      joint[l].second(t.z[l], t.slope[l], t.curve[l], t.g[l], t.u[l], error_at(D, l), Du[l + 1], Dz[l], E);
+      collect(DA[l + 1], l + 1, Du[l + 1], error_at(t, l + 1));
+      apply(t.A[l + 1], l + 1, Du[l + 1], error_at(D, l + 1), E, T(1));
+    }
+    const int last = n - 1;
+    if (s.l2) {
+      collect(DA[last], last, input_of(t, last), error_of(D));
+      transposed(t.A[last], last, error_of(D), input_of(D, last), E, T(1));
+    }
+    for (int l = last - 1; l >= 0; l--) {
+      joint[l].pulled(t.z[l], t.slope[l], t.g[l], input_of(D, l + 1), Dz[l], E, true);
+      collect(DA[l], l, input_of(t, l), Dz[l]);
+      transposed(t.A[l], l, Dz[l], input_of(D, l), E, T(1));
+    }
+  }
+
+  struct Rows {
+    const T *beta, *f, *C;
+  };
+  Rows read_rows(int64_t at) const {
+    const int64_t skip = s.before ? 0 : 1;
+    return {a.beta + at * (L + 1) + skip, a.f + at * (L + 1) + skip, a.C + (at * (L + 1) + skip) * E};
+  }
+
+  // [beta x, f x, C * P], P in steps of `stride`
+  void left(T* out, const T* x, const T* P, int64_t stride, const Rows& rows, int64_t dim) const {
+    for (int64_t r = 0; r < L; r++) {
+      const T beta = rows.beta[r], *row = x + r * dim;
+      for (int64_t i = 0; i < dim; i++) out[i] = beta * row[i];
+      out += dim;
+      if (m == 2) {
+        const T f = rows.f[r];
+        for (int64_t i = 0; i < dim; i++) out[i] = f * row[i];
+        out += dim;
+      }
+      const T *C = rows.C + r * E, *score = P + r * stride;
+      for (int64_t i = 0; i < E; i++) out[i] = C[i] * score[i];
+      out += E;
+    }
+  }
+
+  void read(Tile<T>& t, int64_t at, T* kept, T** scratch) {
+    const Rows row = read_rows(at);
+    const T* x = a.q + at * L * map[0].in;
+    T *value = scratch[1], *part = scratch[2];
+    for (int l = 0; l < n; l++) {
+      T* out = l + 1 < n ? kept + read_z[l] : a.y + at * L * map[l].out;
+      T* score = kept + scores[l];
+      if (map[l].widens) {
+        mm(score, x, false, t.thin[l], true, L, E, map[l].n);
+        left(part, x, score, E, row, map[l].n);
+        mm(out, part, false, t.Z[l], false, L, map[l].w, rows(l));
+      } else {
+        mm(score, x, false, t.Z[l], true, L, rows(l), map[l].w);
+        mix(out, score, row, map[l].n, rows(l), part);
+        mm(out, part, false, t.thin[l], false, L, map[l].n, E, T(1));
+      }
+      if (l + 1 < n) joint[l].value(out, value, L), x = value;
+    }
+  }
+
+  // out = beta Y_W + f Y_S, part = C * Y_E
+  void mix(T* out, const T* Y, const Rows& row, int64_t dim, int64_t width, T* part) const {
+    for (int64_t r = 0; r < L; r++) {
+      const T *of_W = Y + r * width, *of_S = of_W + dim, *of_E = Y + r * width + m * dim, *C = row.C + r * E;
+      const T beta = row.beta[r], f = m == 2 ? row.f[r] : T(0);
+      if (m == 2)
+        for (int64_t i = 0; i < dim; i++) out[r * dim + i] = beta * of_W[i] + f * of_S[i];
+      else
+        for (int64_t i = 0; i < dim; i++) out[r * dim + i] = beta * of_W[i];
+      for (int64_t i = 0; i < E; i++) part[r * E + i] = C[i] * of_E[i];
+    }
+  }
+
+  void read_backward(Tile<T>& t, int64_t at, Tile<T>& D, T** scratch) {
+    const Rows row = read_rows(at);
+    const int64_t skip = s.before ? 0 : 1;
+    T *Dbeta = a.Dbeta + at * (L + 1) + skip, *Df = a.Df + at * (L + 1) + skip, *DC = a.DC + (at * (L + 1) + skip) * E;
+    const T *kept = a.saved + at * per_tile, *Dout = a.Dy + at * L * map[n - 1].out;
+    T *value = scratch[0], *part = scratch[1], *Dpart = scratch[2], *square = scratch[3];
+    T* Dx[2] = {scratch[4], scratch[5]};
+    for (int l = n - 1; l >= 0; l--) {
+      const int64_t dim = map[l].n, width = rows(l);
+      const T *x = a.q + at * L * map[0].in, *score = kept + scores[l];
+      if (l) joint[l - 1].value(kept + read_z[l - 1], value, L), x = value;
+      T* into = l ? Dx[0] : a.Dq + at * L * map[0].in;
+      if (map[l].widens) {
+        left(part, x, score, E, row, dim);
+        mm(D.Z[l], part, true, Dout, false, width, map[l].w, L, T(1));
+        mm(Dpart, Dout, false, t.Z[l], true, L, width, map[l].w);
+        for (int64_t r = 0; r < L; r++) {
+          const T *first = Dpart + r * width, *second = first + dim, *Dscore = first + m * dim;
+          const T *C = row.C + r * E, *P = score + r * E, *from = x + r * dim;
+          Dbeta[r] += dot(first, from, dim);
+          if (m == 2) Df[r] += dot(second, from, dim);
+          const T beta = row.beta[r], f = m == 2 ? row.f[r] : T(0);
+          if (m == 2)
+            for (int64_t i = 0; i < dim; i++) into[r * dim + i] = beta * first[i] + f * second[i];
+          else
+            for (int64_t i = 0; i < dim; i++) into[r * dim + i] = beta * first[i];
+          for (int64_t i = 0; i < E; i++) {
+            DC[r * E + i] += Dscore[i] * P[i];
+            square[r * E + i] = C[i] * Dscore[i];
+          }
+        }
+        mm(into, square, false, t.thin[l], false, L, dim, E, T(1));
+        mm(D.thin[l], square, true, x, false, E, dim, L, T(1));
+      } else {
+        mm(square, Dout, false, t.thin[l], true, L, E, dim);
+        left(Dpart, Dout, square, E, row, dim);
+        for (int64_t r = 0; r < L; r++) {
+          const T *of_W = score + r * width, *of_S = of_W + dim, *of_E = of_W + m * dim, *from = Dout + r * dim;
+          const T* C = row.C + r * E;
+          Dbeta[r] += dot(of_W, from, dim);
+          if (m == 2) Df[r] += dot(of_S, from, dim);
+          for (int64_t i = 0; i < E; i++) {
+            DC[r * E + i] += square[r * E + i] * of_E[i];
+            square[r * E + i] = C[i] * of_E[i];
+          }
+        }
+        mm(D.thin[l], square, true, Dout, false, E, dim, L, T(1));
+        mm(D.Z[l], Dpart, true, x, false, width, map[l].w, L, T(1));
+        mm(into, Dpart, false, t.Z[l], false, L, map[l].w, width);
+      }
+      if (l) joint[l - 1].pull(kept + read_z[l - 1], into, Dx[1], L), Dout = Dx[1];
+    }
+  }
+
+  // T = [C_end thin, n_end thin]
+  void weigh(T* out, const T* thin, const T* end, int64_t dim) const {
+    for (int64_t e = 0; e < E; e++)
+      for (int64_t j = 0; j < m; j++)
+        for (int64_t i = 0; i < dim; i++) out[(e * m + j) * dim + i] = end[e * m + j] * thin[e * dim + i];
+  }
+
+  void advance(Tile<T>& t, int64_t at, T* weighed) { advance_into(t, t, at, weighed); }
+
+  // `to` holds the state of `t` and gets the one at the tile's end
+  void advance_into(Tile<T>& to, Tile<T>& t, int64_t at, T* weighed) {
+    const T *keep = a.keep + at * m, *end = a.end + at * E * m, f = m == 2 ? a.f[at * (L + 1) + L] : T(0);
+    for (int l = 0; l < n; l++) {
+      T *W = to.Z[l], *S = to.Z[l] + size(l);
+      weigh(weighed, t.thin[l], end, map[l].n);
+      if (m == 2)
+        for (int64_t i = 0; i < size(l); i++) {
+          W[i] = keep[0] * W[i] + f * S[i];
+          S[i] *= keep[1];
+        }
+      else
+        for (int64_t i = 0; i < size(l); i++) W[i] *= keep[0];
+      mm(W, weighed, true, wide(t, l), false, m * map[l].n, map[l].w, E, T(1));
+    }
+  }
+
+  void advance_backward(Tile<T>& t, int64_t at, Tile<T>& D, T** scratch) {
+    const T *keep = a.keep + at * m, *end = a.end + at * E * m, f = m == 2 ? a.f[at * (L + 1) + L] : T(0);
+    T *Dkeep = a.Dkeep + at * m, *Dend = a.Dend + at * E * m;
+    T *weighed = scratch[0], *Dweighed = scratch[1];
+    for (int l = 0; l < n; l++) {
+      const int64_t dim = map[l].n, both = m * dim;
+      weigh(weighed, t.thin[l], end, dim);
+      mm(wide(D, l), weighed, false, D.Z[l], false, E, map[l].w, both);
+      mm(Dweighed, wide(t, l), false, D.Z[l], true, E, both, map[l].w);
+      T *DW = D.Z[l], *DS = DW + size(l), *W = t.Z[l], *S = W + size(l);
+      Dkeep[0] += dot(DW, W, size(l));
+      if (m == 2) {
+        Dkeep[1] += dot(DS, S, size(l));
+        a.Df[at * (L + 1) + L] += dot(DW, S, size(l));
+        for (int64_t i = 0; i < size(l); i++) {
+          DS[i] = keep[1] * DS[i] + f * DW[i];
+          DW[i] *= keep[0];
+        }
+      } else {
+        for (int64_t i = 0; i < size(l); i++) DW[i] *= keep[0];
+      }
+      for (int64_t e = 0; e < E; e++) {
+        const T *of_W = Dweighed + e * both, *of_S = of_W + dim, *thin = t.thin[l] + e * dim;
+        T* Dthin = D.thin[l] + e * dim;
+        Dend[e * m] += dot(thin, of_W, dim);
+        if (m == 2) Dend[e * m + 1] += dot(thin, of_S, dim);
+        if (m == 2)
+          for (int64_t i = 0; i < dim; i++) Dthin[i] = end[e * m] * of_W[i] + end[e * m + 1] * of_S[i];
+        else
+          for (int64_t i = 0; i < dim; i++) Dthin[i] = end[e * m] * of_W[i];
+      }
+    }
+  }
+};
+
+template <typename T>
+void run(const Sizes& s, const Arrays<T>& a, bool backward) {
+  const int64_t each = Lane<T>(s, a).workspace(backward);
+#pragma omp parallel num_threads(s.threads)
+  {
+    Lane<T> lane(s, a);
+    const std::unique_ptr<T[]> room(new T[each]);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t g = 0; g < s.lanes; g++) backward ? lane.backward(g, room.get()) : lane.forward(g, room.get());
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+int64_t mnemos_chain_sizes(const Sizes* s, int64_t* per_tile, int64_t* state) {
+  Arrays<float> none{};
+  Lane<float> lane(*s, none);
+  *per_tile = lane.per_tile;
+  *state = lane.state_size;
+  return sizeof(Arrays<float>);
+}
+
+void mnemos_chain_float(const Sizes* s, const Arrays<float>* a, int backward) { run(*s, *a, backward != 0); }
+void mnemos_chain_double(const Sizes* s, const Arrays<double>* a, int backward) { run(*s, *a, backward != 0); }
+}
