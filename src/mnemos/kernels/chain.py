@@ -6,6 +6,7 @@ N tiles, G = batch x heads, L tokens and E entries of a tile, m = 2 matrices per
 from __future__ import annotations
 
 import ctypes
+import functools
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ Pointers = ctypes.c_void_p * MAPS
 
 
 class Sizes(ctypes.Structure):
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         *(
             (name, ctypes.c_int64)
             for name in (
@@ -47,7 +48,7 @@ class Sizes(ctypes.Structure):
 
 
 class Arrays(ctypes.Structure):
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         *((name, ctypes.c_void_p) for name in ("gemm", "q", "k", "v", "C", "beta", "f", "end", "keep")),
         *((name, Pointers) for name in ("start", "given")),
         *((name, ctypes.c_void_p) for name in ("y", "saved", "states")),
@@ -59,15 +60,9 @@ class Arrays(ctypes.Structure):
     ]
 
 
-def available(dtype: torch.dtype) -> bool:
-    """Can this machine run the kernel? The first call compiles it, which takes some seconds, once."""
-    return why_not(dtype) is None
-
-
+@functools.cache
 def why_not(dtype: torch.dtype) -> str | None:
-    """Why the kernel cannot be had here, or None where it can."""
-    if dtype not in (torch.float32, torch.float64):
-        return f"there is no kernel for {dtype}"
+    """Why the kernel cannot be had here, or None where it can. The first call compiles it: some seconds, once per machine."""
     try:
         library("chain"), gemm(dtype)
     except Unavailable as reason:
@@ -75,30 +70,12 @@ def why_not(dtype: torch.dtype) -> str | None:
     return None
 
 
-def fits(plan: Plan, k: Tensor) -> bool:
-    """Is this a run that the kernel can do?"""
-    return (
-        k.device.type == "cpu"
-        and plan.low is None
-        and plan.subchunks == 1
-        and len(plan.widens) <= MAPS
-        and not torch.compiler.is_compiling()
-    )
-
-
-def run(plan: Plan, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """`chain_engine._Chain.apply` by the kernel: q, k, v, C, beta, f, end, keep, state, given -> y, state."""
-    return _Chain.apply(plan, *tensors)
-
-
 def _pointer(x: Tensor | None) -> int | None:
     return None if x is None or x.numel() == 0 else x.data_ptr()
 
 
 def _call(sizes: Sizes, dtype: torch.dtype, backward: bool, **arrays: Any) -> None:
-    given = {
-        name: Pointers(*map(_pointer, x)) if isinstance(x, list) else _pointer(x) for name, x in arrays.items()
-    }
+    given = {name: Pointers(*map(_pointer, x)) if isinstance(x, list) else _pointer(x) for name, x in arrays.items()}
     kernel = library("chain")
     function = kernel.mnemos_chain_float if dtype == torch.float32 else kernel.mnemos_chain_double
     function(ctypes.byref(sizes), ctypes.byref(Arrays(gemm=gemm(dtype), **given)), ctypes.c_int(backward))
@@ -128,7 +105,9 @@ def _sizes(plan: Plan, k: Tensor, v: Tensor, C: Tensor, state: list[Tensor], sav
     )
 
 
-class _Chain(torch.autograd.Function):
+class Chain(torch.autograd.Function):
+    """q, k, v, C, beta, f, end, keep, state, given -> y, state."""
+
     @staticmethod
     def forward(ctx, plan: Plan, q, k, v, C, beta, f, end, keep, *mats):
         n = len(plan.joints) + 1
@@ -138,9 +117,7 @@ class _Chain(torch.autograd.Function):
         sizes = _sizes(plan, k, v, C, state, saving)
         N, G = k.shape[:2]
         per_tile, per_state = ctypes.c_int64(), ctypes.c_int64()
-        size = library("chain").mnemos_chain_sizes(
-            ctypes.byref(sizes), ctypes.byref(per_tile), ctypes.byref(per_state)
-        )
+        size = library("chain").mnemos_chain_sizes(ctypes.byref(sizes), ctypes.byref(per_tile), ctypes.byref(per_state))
         assert size == ctypes.sizeof(Arrays)
         y = k.new_empty(N, G, C.shape[2] - 1, v.shape[3]) if plan.reads else k.new_empty(0)
         saved = k.new_empty(N * G * per_tile.value if saving else 0)

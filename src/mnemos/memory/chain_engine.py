@@ -21,6 +21,7 @@ from .ahead import GROUP, Ahead
 from .anchors import Implied, Plain, keys_again, keys_again_at, run_keys, run_keys_backward
 from .chain_coefficients import Coefs, key_rows_of, read_at, tile_coefficients
 from .chain_plan import Plan, blocks, pack, plan_of, rows_of, unpack
+from .mode import Mode, chain_kernel
 from .packed import End, Rows
 from .rules import Coefficients
 from .spec import MemorySpec
@@ -39,15 +40,12 @@ def run(
     W: Maps,
     S: Maps,
     A: Maps,
-    low: torch.dtype | None,
-    backend: str = "auto",
+    mode: Mode,
 ) -> tuple[Tensor | None, Maps, Maps]:
     """Run the tiles of one piece. q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V)."""
-    from ..kernels import chain as kernel
-
     chain = spec.network.chain
     assert chain is not None
-    plan = plan_of(spec, piece, q is not None, bool(S), low)
+    plan = plan_of(spec, piece, q is not None, bool(S), mode)
     form = chain.groups, plan.widens
     C, beta, f, n_end, m_end = coefficients
     C, n_end = -C, -n_end
@@ -58,10 +56,9 @@ def run(
         state = [torch.cat(pair, 1) for pair in zip(state, pack(S, *form))]
     given = [] if piece.fresh else pack(A, *form)
     query = k.new_zeros(0) if q is None else q
-    loop = _Chain.apply
-    if backend != "torch" and kernel.fits(plan, k) and kernel.available(k.dtype):
-        loop = kernel.run
-    y, *state = loop(plan, query, k, v, C, beta, f, end, keep, *state, *given)
+    y, *state = (chain_kernel() if mode.native else _Chain).apply(
+        plan, query, k, v, C, beta, f, end, keep, *state, *given
+    )
     W = unpack([x[:, : x.shape[1] // (2 if S else 1)] for x in state], *form)
     S = unpack([x[:, x.shape[1] // 2 :] for x in state], *form) if S else []
     return (None if q is None else y), W, S

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from .anchors import Plain, run_keys, run_keys_backward
 from .chain_plan import Plan, pack, plan_of, rows_of, unpack
+from .mode import Mode
 from .newton_schulz import orthogonalise, orthogonalise_backward
 from .rules import Coefficients
 from .spec import NS_COEFFICIENTS, MemorySpec
@@ -51,7 +52,7 @@ def run(
     assert chain is not None
     save_every = max(1, min(TOKENS_PER_STATE // piece.stride, int(piece.tiles**0.5)))
     plan = MuonPlan(
-        chain=plan_of(spec, piece, q is not None, bool(S), low)._replace(save_every=save_every),
+        chain=plan_of(spec, piece, q is not None, bool(S), Mode(low))._replace(save_every=save_every),
         commit=piece.commit,
         parts=tuple(len(group) for group in chain.groups),
         steps=spec.ns_steps,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from .ahead import GROUP
 from .joints import JOINTS
+from .mode import Mode
 from .spec import MemorySpec
 from .tile import Maps
 from .tiles import Piece
@@ -37,7 +39,7 @@ class Plan(NamedTuple):
         return self.widens[0]
 
 
-def plan_of(spec: MemorySpec, piece: Piece, reads: bool, momentum: bool, low: torch.dtype | None) -> Plan:
+def plan_of(spec: MemorySpec, piece: Piece, reads: bool, momentum: bool, mode: Mode) -> Plan:
     chain = spec.network.chain
     assert chain is not None
     fused = [(spec.shapes[g[0]][0], sum(spec.shapes[i][1] for i in g)) for g in chain.groups]
@@ -51,8 +53,8 @@ def plan_of(spec: MemorySpec, piece: Piece, reads: bool, momentum: bool, low: to
         period=piece.period,
         subchunks=piece.subchunks,
         stride=piece.stride,
-        save_every=_save_every(spec, piece),
-        low=low,
+        save_every=_save_every_native(spec, piece) if mode.native else _save_every(spec, piece),
+        low=mode.low,
         reads=reads,
         grad=torch.is_grad_enabled(),
     )
@@ -68,6 +70,12 @@ def _save_every(spec: MemorySpec, piece: Piece) -> int:
     while every < GROUP and every**4 * kept < state and 2 * every <= piece.tiles**0.5:
         every *= 2
     return every
+
+
+def _save_every_native(spec: MemorySpec, piece: Piece) -> int:
+    """In the kernel a state made again costs little, and about 256 tokens between two saved ones are the fastest; but the
+    tiles in between are kept at once in the backward, so no more of them than there are saved states."""
+    return max(1, min(256 // piece.length, 32, math.isqrt(piece.tiles)))
 
 
 def pack(maps: Maps, groups: tuple[tuple[int, ...], ...], widens: tuple[bool, ...]) -> Maps:

@@ -16,7 +16,9 @@ from .spec import Gates, MemorySpec
 from .state import MemoryState
 
 
-def scan_ragged(run_grid, q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask, cu_seqlens, low):
+def scan_ragged(
+    run_grid, q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask, cu_seqlens, mode
+):
     """`scan` for rows of their own length and place. See there."""
     rows = _sources(k.shape[0], k.shape[1], mask, cu_seqlens)
     flat = k.shape[0] * k.shape[1]
@@ -31,7 +33,7 @@ def scan_ragged(run_grid, q, k, v, gates: Gates, state: MemoryState, spec: Memor
     parts: list[tuple[list[int], MemoryState]] = []
     for members in _alike(rows):
         sub = state if len(members) == len(rows) else state.select(members)
-        y_part, final = _run_rows(run_grid, q, k, v, gates, sub, spec, features, [rows[r] for r in members], low)
+        y_part, final = _run_rows(run_grid, q, k, v, gates, sub, spec, features, [rows[r] for r in members], mode)
         parts.append((members, final))
         if y is not None and y_part is not None:
             source = torch.cat([rows[r] for r in members]).to(v.device)
@@ -60,7 +62,9 @@ def _alike(rows: list[Tensor]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _run_rows(run_grid, q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, rows: list[Tensor], low):
+def _run_rows(
+    run_grid, q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, rows: list[Tensor], mode
+):
     """Rows of similar length. q, k, v and gates are flattened; returns y of all tokens, row after row, and the state."""
     from .scan import prepare
 
@@ -105,7 +109,7 @@ def _run_rows(run_grid, q, k, v, gates: Gates, state: MemoryState, spec: MemoryS
         state,
         spec,
         features,
-        low,
+        mode,
     )
 
     def shift(x: Tensor | None, size: int, missing: float = 0.0) -> Tensor | None:

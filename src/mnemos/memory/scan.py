@@ -14,6 +14,7 @@ from torch import Tensor
 
 from . import autograd_engine, chain_engine, chain_muon, exp_engine
 from .checks import check_inputs, check_query
+from .mode import Mode, choose_mode
 from .pairs import Opened, close_pairs, open_pairs
 from .ragged import scan_ragged
 from .rules import gd_coefficients, muon_coefficients, window_matrix
@@ -32,6 +33,7 @@ def scan(
     features: Callable[[Tensor], Tensor] | None = None,
     mask: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
 ) -> tuple[Tensor, MemoryState]:
     """Write the tokens (k, v) into the memory and read it with q, token by token in meaning, in large matmuls in fact.
 
@@ -39,6 +41,8 @@ def scan(
     features: the feature map of the spec, applied to keys and queries alike; None is the identity.
     mask: (B, T) bool, False tokens are skipped: no write, no step in position, y = 0.
     cu_seqlens: [0, end of document 1, ..., T] for B = 1; the state then has one row per document.
+    backend: "torch" everywhere; "cpp", a kernel for CPUs that the machine's own compiler makes at first use, where the memory
+    is one it knows (rule "gd" at a chunk's anchor, of a built-in structure); "auto", that one where it can be had.
     Returns y (B, T, H, value_dim) and the state after the last token. The input state is left as it was.
 
     >>> from mnemos.memory import Gates, MemorySpec, scan
@@ -50,22 +54,18 @@ def scan(
     (torch.Size([2, 20, 1, 4]), [20, 20])
     """
     check_inputs(q, k, v, gates, state, spec, features, mask, cu_seqlens)
-    low = None
-    if k.dtype != torch.float64 and torch.is_autocast_enabled(k.device.type):
-        low = torch.get_autocast_dtype(k.device.type)
+    mode = choose_mode(backend, k, spec)
     with torch.autocast(
         k.device.type, enabled=False
     ):  # coefficients and states are float32 or wider; engines lower their matmuls
-        return _scan(q, k, v, gates, state, spec, features, mask, cu_seqlens, low)
+        return _scan(q, k, v, gates, state, spec, features, mask, cu_seqlens, mode)
 
 
-def _scan(
-    q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask, cu_seqlens, low: torch.dtype | None
-):
+def _scan(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask, cu_seqlens, mode: Mode):
     grid_matters = spec.on_grid and spec.chunk_size > 1
     if cu_seqlens is not None or mask is not None or (state.phase is None and grid_matters):
-        return scan_ragged(run_grid, q, k, v, gates, state, spec, features, mask, cu_seqlens, low)
-    tokens = prepare(q, k, v, gates, state, spec, features, low)
+        return scan_ragged(run_grid, q, k, v, gates, state, spec, features, mask, cu_seqlens, mode)
+    tokens = prepare(q, k, v, gates, state, spec, features, mode)
     phase = state.phase or 0
     room = -phase % spec.chunk_size
     tokens, maps = open_pairs(tokens, state, features)
@@ -118,7 +118,7 @@ class Tokens:
     lifted_key: Tensor  # B c-1+T H F
     gate: Tensor  # B c-1+T H
     gates: Gates  # B T H, gate and decay folded away: lag holds decay^j * lag, or None
-    low: torch.dtype | None = None  # precision of matmuls under autocast
+    mode: Mode
     valid: Tensor | None = None  # B T, 1 or 0
     pairs: Opened | None = None  # with features "exp"
 
@@ -137,13 +137,13 @@ class Tokens:
             entries(self.lifted_key),
             entries(self.gate),
             self.gates.map(lambda x: x[:, start:stop]),
-            self.low,
+            self.mode,
             tokens(self.valid),
             None if self.pairs is None else self.pairs.part(start, c),
         )
 
 
-def prepare(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, low: torch.dtype | None) -> Tokens:
+def prepare(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mode: Mode) -> Tokens:
     """Widen the types, prepend the window buffers, lift, and fold decay and lag into one weight per lag."""
     dtype = torch.promote_types(torch.promote_types(k.dtype, v.dtype), state.dtype)
     k, v = k.to(dtype), v.to(dtype)
@@ -162,7 +162,7 @@ def prepare(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, feature
         lifted_key=k if features is None else features(k),
         gate=gate,
         gates=fold_lags(gates, spec, dtype),
-        low=low,
+        mode=mode,
     )
 
 
@@ -193,7 +193,7 @@ def run_grid(tokens: Tokens, room: int, W: list[Tensor], S: list[Tensor], A: lis
     if spec.residual and spec.objective == "l2":
         value = value - tokens.raw_key
     outputs = []
-    for piece in cut(n, room, spec):
+    for piece in cut(n, room, spec, together=not tokens.mode.native):
         if piece.fresh:
             A = W
         y, W, S = _run_piece(piece, tokens, value, W, S, A, spec)
@@ -230,10 +230,10 @@ def _run_piece(piece: Piece, tokens: Tokens, value: Tensor, W, S, A, spec: Memor
     k = to_entries(tokens.lifted_key, piece, c)
     v = to_entries(value, piece, c)
     if spec.network.chain is not None and spec.rule == "muon":
-        return chain_muon.run(spec, piece, q, k, v, coefficients, tiled.lr, W, S, A, tokens.low)
+        return chain_muon.run(spec, piece, q, k, v, coefficients, tiled.lr, W, S, A, tokens.mode.low)
     moving_anchor = spec.anchor == "token" or (spec.structure == "linear" and piece.subchunks > 1)  # solved, not looped
     if spec.network.chain is not None and not moving_anchor:
-        return chain_engine.run(spec, piece, q, k, v, coefficients, W, S, A, tokens.low)
+        return chain_engine.run(spec, piece, q, k, v, coefficients, W, S, A, tokens.mode)
     return autograd_engine.run(spec, piece, q, k, v, coefficients, tiled.lr, tiled.retain, W, S, A)
 
 

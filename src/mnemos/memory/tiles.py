@@ -38,10 +38,13 @@ class Piece(NamedTuple):
         return self.start + self.tiles * self.length
 
 
-def cut(n: int, room: int, spec: MemorySpec) -> list[Piece]:
-    """Pieces that cover n tokens, of which the first `room` belong to a chunk whose anchor is given."""
+def cut(n: int, room: int, spec: MemorySpec, together: bool = True) -> list[Piece]:
+    """Pieces that cover n tokens, of which the first `room` belong to a chunk whose anchor is given.
+
+    together: small chunks share a tile, which makes few large matmuls of many small ones.
+    """
     if spec.anchor == "token":
-        return _whole_chunks(0, n, 1, spec)
+        return _whole_chunks(0, n, 1, spec, together)
     if not spec.on_grid:
         return _part(0, n, spec, fresh=True, offset=0)
     pieces: list[Piece] = []
@@ -54,12 +57,12 @@ def cut(n: int, room: int, spec: MemorySpec) -> list[Piece]:
             m = spec.commit
             pieces.append(Piece(head, whole * (b // m), 1, m, b // m, True, True))
     else:
-        pieces += _whole_chunks(head, whole, b, spec)
+        pieces += _whole_chunks(head, whole, b, spec, together)
     start = head + whole * b
     return pieces + _part(start, n - start, spec, fresh=True, offset=0)
 
 
-def _whole_chunks(start: int, count: int, b: int, spec: MemorySpec) -> list[Piece]:
+def _whole_chunks(start: int, count: int, b: int, spec: MemorySpec, together: bool) -> list[Piece]:
     """`count` chunks of b tokens that start on the grid."""
     if count == 0:
         return []
@@ -67,14 +70,14 @@ def _whole_chunks(start: int, count: int, b: int, spec: MemorySpec) -> list[Piec
     if b > tile:
         part = next((d for d in range(tile, tile // 2, -1) if b % d == 0), b)
         return [Piece(start, count * (b // part), 1, part, b // part, True, True)]
-    together = 1
-    if spec.network.chain is not None and not spec.grows:
-        together = max(1, min(tile // b, ENTRIES // (spec.window - 1 + b)))
+    shared = 1
+    if together and spec.network.chain is not None and not spec.grows:
+        shared = max(1, min(tile // b, ENTRIES // (spec.window - 1 + b)))
     pieces = []
-    if count // together:
-        pieces.append(Piece(start, count // together, together, b, 1, True, True))
-    if count % together:
-        rest = count % together
+    if count // shared:
+        pieces.append(Piece(start, count // shared, shared, b, 1, True, True))
+    if count % shared:
+        rest = count % shared
         pieces.append(Piece(start + (count - rest) * b, 1, rest, b, 1, True, True))
     return pieces
 
