@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
+
+from mnemos.kernels.chain import why_not
+
+NO_KERNEL = why_not(torch.float32)
+needs_kernel = pytest.mark.skipif(NO_KERNEL is not None, reason=f"no compiled kernel: {NO_KERNEL}")
+every_backend = pytest.mark.parametrize("backend", ["torch", pytest.param("cpp", marks=needs_kernel)])
 
 
 def randomise(module: nn.Module, scale: float = 0.3, seed: int = 0) -> nn.Module:

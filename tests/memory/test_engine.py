@@ -10,7 +10,7 @@ from cases import Case, grid, inputs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers import assert_close
+from helpers import assert_close, every_backend
 from mnemos.memory import Gates, MemorySpec, MemoryState, read, reference_scan, scan, step
 
 GRID = grid()
@@ -71,11 +71,12 @@ def expected(index: int, length: int = 23):
     return y.detach(), state.detach(), gradients(y, state, x.leaves())
 
 
+@every_backend
 @pytest.mark.parametrize("index", range(len(GRID)), ids=[str(c) for c in GRID])
-def test_scan_is_the_reference_in_outputs_state_and_every_gradient(index):
+def test_scan_is_the_reference_in_outputs_state_and_every_gradient(index, backend):
     case = GRID[index]
     x = inputs(case, grad=True)
-    y, state = call(scan, x, case)
+    y, state = call(scan, x, case, backend=backend)
     ry, rstate, rgrads = expected(index)
     assert_close(y, ry, EXACT, "y")
     assert_same_state(state, rstate, EXACT)
@@ -97,10 +98,11 @@ LONG = [
 
 
 @pytest.mark.parametrize("spec", LONG, ids=[f"{s.structure},{s.rule},chunk={s.chunk_size},{s.anchor}" for s in LONG])
-def test_scan_is_the_reference_over_several_tiles_and_saved_states(spec):
+@every_backend
+def test_scan_is_the_reference_over_several_tiles_and_saved_states(spec, backend):
     case = Case(spec)
     x = inputs(case, length=331, batch=1, heads=2, grad=True)
-    y, state = call(scan, x, case)
+    y, state = call(scan, x, case, backend=backend)
     grads = gradients(y, state, x.leaves())
     ry, rstate = call(reference_scan, x, case)
     rgrads = gradients(ry, rstate, x.leaves())
@@ -110,11 +112,12 @@ def test_scan_is_the_reference_over_several_tiles_and_saved_states(spec):
         assert_close(a, b, EXACT, f"gradient of {name}")
 
 
+@every_backend
 @every_case
-def test_float32_agrees_with_the_float64_reference_to_rounding(case):
+def test_float32_agrees_with_the_float64_reference_to_rounding(case, backend):
     single = Case(case.spec, case.gates, torch.float32)
     x, double = inputs(single, grad=True), inputs(single, grad=True).double()
-    y, state = call(scan, x, single)
+    y, state = call(scan, x, single, backend=backend)
     assert y.dtype == torch.float32 and state.weights[0].dtype == torch.float32
     ry, rstate = call(reference_scan, double, case)
     tolerance = 5e-4 if case.spec.rule == "muon" else 2e-5

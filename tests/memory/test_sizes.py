@@ -3,12 +3,13 @@ and with many tiles in a piece."""
 
 from __future__ import annotations
 
+import functools
 import weakref
 
 import pytest
 import torch
 
-from helpers import assert_close
+from helpers import assert_close, every_backend
 from mnemos.memory import Gates, MemorySpec, chain_engine, chain_plan, reference_scan, scan, tiles
 
 
@@ -34,9 +35,10 @@ def run(function, spec: MemorySpec, leaves: list, batch: int):
     return [y, *ends], torch.autograd.grad(loss, leaves, allow_unused=True)
 
 
-def compare(spec: MemorySpec, batch: int, length: int, heads: int, dtype: torch.dtype, bound: float) -> None:
+def compare(spec: MemorySpec, batch: int, length: int, heads: int, dtype: torch.dtype, bound: float, backend) -> None:
     leaves = inputs(spec, batch, length, heads, dtype)
-    (found, grads), (right, right_grads) = (run(f, spec, leaves, batch) for f in (scan, reference_scan))
+    both = functools.partial(scan, backend=backend), reference_scan
+    (found, grads), (right, right_grads) = (run(f, spec, leaves, batch) for f in both)
     for x, y in zip(found, right):
         assert_close(x, y, bound)
     for x, y in zip(grads, right_grads):
@@ -58,16 +60,18 @@ REAL = [
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("choices", REAL, ids=str)
-def test_heads_of_64(choices, dtype):
+@every_backend
+def test_heads_of_64(choices, dtype, backend):
     spec = MemorySpec(key_dim=64, value_dim=64, **choices)
     bounds = (1e-8, 5e-4) if spec.rule == "muon" else (1e-10, 2e-5)
-    compare(spec, 2, 150, 2, dtype, bounds[dtype == torch.float32])
+    compare(spec, 2, 150, 2, dtype, bounds[dtype == torch.float32], backend)
 
 
-def test_matrices_too_large_for_a_batch():
+@every_backend
+def test_matrices_too_large_for_a_batch(backend):
     spec = MemorySpec(key_dim=256, value_dim=256, chunk_size=16)
     assert spec.shapes[0][0] * spec.shapes[0][1] >= 1 << 18
-    compare(spec, 2, 40, 1, torch.float64, 1e-10)
+    compare(spec, 2, 40, 1, torch.float64, 1e-10, backend)
 
 
 MANY = [
@@ -82,15 +86,19 @@ MANY = [
 
 @pytest.mark.parametrize("every", [1, 2, 4])
 @pytest.mark.parametrize("choices", MANY, ids=str)
-def test_many_tiles_and_states_made_again(choices, every, monkeypatch):
+@every_backend
+def test_many_tiles_and_states_made_again(choices, every, backend, monkeypatch):
     """More tiles than are prepared at once, and a last group that is not full."""
     monkeypatch.setattr(tiles, "TILE", 8)
-    monkeypatch.setattr(chain_plan, "_save_every", lambda spec, piece: every)
-    compare(MemorySpec(key_dim=4, value_dim=4, expansion=2, **choices), 2, 150, 2, torch.float64, 1e-10)
+    for name in ("_save_every", "_save_every_native"):
+        monkeypatch.setattr(chain_plan, name, lambda spec, piece: every)
+    compare(MemorySpec(key_dim=4, value_dim=4, expansion=2, **choices), 2, 150, 2, torch.float64, 1e-10, backend)
 
 
-def test_several_chunks_in_a_tile_with_one_map_and_the_dot_objective():
-    compare(MemorySpec(key_dim=4, value_dim=4, depth=1, objective="dot", chunk_size=8), 2, 32, 2, torch.float64, 1e-10)
+@every_backend
+def test_several_chunks_in_a_tile_with_one_map_and_the_dot_objective(backend):
+    spec = MemorySpec(key_dim=4, value_dim=4, depth=1, objective="dot", chunk_size=8)
+    compare(spec, 2, 32, 2, torch.float64, 1e-10, backend)
 
 
 def test_a_single_head_gets_states_of_their_own():

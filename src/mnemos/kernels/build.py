@@ -26,20 +26,27 @@ class Unavailable(Exception):
 def library(name: str) -> ctypes.CDLL:
     """The compiled `name`.cpp; `Unavailable` where it cannot be compiled or loaded.
 
-    It is kept in the user's cache folder ($XDG_CACHE_HOME/mnemos), under a name made of the source, the flags and the
-    processor, so that a change of any of them compiles anew.
+    It is kept in the user's cache folder ($XDG_CACHE_HOME/mnemos), under a name made of the sources, the flags and the
+    processor, so that a change of any of them compiles anew; so does a file that cannot be loaded.
     """
-    source = HERE / f"{name}.cpp"
+    sources = [HERE / f"{name}.cpp", *sorted(HERE.glob("*.h"))]
     compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise Unavailable("there is no C++ compiler (c++, g++ or clang++) on this machine")
     flags = [*FLAGS, "-fPIC", "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"]
-    key = hashlib.sha256("\n".join([source.read_text(), *flags, compiler, _processor()]).encode()).hexdigest()[:16]
+    key = hashlib.sha256(
+        "\n".join([*(x.read_text() for x in sources), *flags, compiler, _processor()]).encode()
+    ).hexdigest()[:16]
     try:
         path = _cache() / f"{name}-{key}.so"
+        command = [compiler, *flags, str(sources[0])]
         if not path.exists():
-            _compile([compiler, *flags, str(source)], path)
-        return ctypes.CDLL(str(path))
+            _compile(command, path)
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError:
+            _compile(command, path)
+            return ctypes.CDLL(str(path))
     except OSError as failed:
         raise Unavailable(f"the compiled kernel cannot be kept or loaded: {failed}") from None
 
@@ -52,6 +59,8 @@ def _compile(command: list[str], path: Path) -> None:
         done = subprocess.run([*command, "-o", made], capture_output=True, text=True, timeout=300)
         if done.returncode:
             raise Unavailable(f"{command[0]} failed: {(done.stderr.strip().splitlines() or ['no message'])[0][:200]}")
+        with open(made, "rb") as file:
+            os.fsync(file.fileno())
         os.replace(made, path)
     except subprocess.TimeoutExpired:
         raise Unavailable(f"{command[0]} took longer than five minutes") from None

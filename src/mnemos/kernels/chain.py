@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils import deterministic
 
 from ..memory.chain_plan import Plan
 from ..memory.joints import GeGlu
@@ -41,6 +42,7 @@ class Sizes(ctypes.Structure):
                 "reads",
                 "saving",
                 "threads",
+                "poison",
             )
         ),
         *((name, Many) for name in ("in", "out", "joint")),
@@ -99,6 +101,7 @@ def _sizes(plan: Plan, k: Tensor, v: Tensor, C: Tensor, state: list[Tensor], sav
         plan.reads,
         saving,
         torch.get_num_threads(),
+        torch.are_deterministic_algorithms_enabled() and deterministic.fill_uninitialized_memory,  # ty: ignore[missing-attribute]
         Many(*(a for a, _ in ends)),
         Many(*(b for _, b in ends)),
         Many(*(int(joint is GeGlu) for joint in plan.joints)),

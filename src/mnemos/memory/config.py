@@ -7,6 +7,7 @@ import functools
 import json
 from dataclasses import dataclass
 
+from .mode import BACKENDS
 from .spec import MemorySpec
 
 GATES = ("token", "decay", "per-lag")
@@ -31,7 +32,7 @@ class NeuralMemoryConfig:
     conv_width: width of the causal convolution over q, k, v; 0 or None for none. qk_norm: "l2", "rms" or "none".
     value_bound: values are shortened to less than this norm, v / sqrt(1 + |v|² / bound²), which keeps deep memories
     stable and costs nothing, for the output is normalised; None leaves them as they are.
-    output_gate: multiply what was read by SiLU(linear(x)).
+    output_gate: multiply what was read by SiLU(linear(x)). backend: see `scan`.
 
     >>> config = NeuralMemoryConfig(dim=384, window=4, gate="token*decay")
     >>> config.spec.key_dim, config.head_count
@@ -79,8 +80,11 @@ class NeuralMemoryConfig:
     value_bound: float | None = 1.0
     output_gate: bool = True
     eps: float = 1e-6
+    backend: str = "auto"
 
     def __post_init__(self):
+        if self.backend not in BACKENDS:
+            raise ValueError(f"backend={self.backend!r} is unknown; choose one of {', '.join(map(repr, BACKENDS))}")
         for name, least in (
             ("dim", 1),
             ("heads", 1),

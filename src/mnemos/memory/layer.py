@@ -124,7 +124,7 @@ class NeuralMemory(nn.Module):
         elif x.shape[1] == 1 and cu_seqlens is None and not torch.is_grad_enabled():
             y, state = step(q, k, v, gates, state, self.spec, self.features, mask)
         else:
-            y, state = scan(q, k, v, gates, state, self.spec, self.features, mask, cu_seqlens)
+            y, state = scan(q, k, v, gates, state, self.spec, self.features, mask, cu_seqlens, self.config.backend)
         y, state = self._output(y, x), dataclasses.replace(state, conv=tail)
         return (y, state) if record is None else (y, state, record)
 
@@ -148,7 +148,7 @@ class NeuralMemory(nn.Module):
         x, state = self._check(x, state, mask, cu_seqlens)
         _, k, v, tail = self._project(x, state, mask, cu_seqlens)
         gates, _ = self._gates(x, state, mask, cu_seqlens)
-        _, state = scan(None, k, v, gates, state, self.spec, self.features, mask, cu_seqlens)
+        _, state = scan(None, k, v, gates, state, self.spec, self.features, mask, cu_seqlens, self.config.backend)
         return dataclasses.replace(state, conv=tail)
 
     def _project(self, x, state: MemoryState, mask, cu_seqlens) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:

@@ -1,0 +1,115 @@
+"""The compiled backend: the same numbers whatever the threads, and a clear word where it cannot be had."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from helpers import assert_close, needs_kernel
+from mnemos.kernels import build, chain
+from mnemos.memory import Gates, MemorySpec, NeuralMemory, scan
+from mnemos.memory.mode import choose_mode
+
+SPEC = MemorySpec(key_dim=8, value_dim=8, chunk_size=16)
+
+
+def tokens(batch: int = 2, length: int = 77, heads: int = 3):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, batch, length, heads, 8) * 0.3
+    gates = Gates(torch.rand(batch, length, heads) * 0.1, *torch.rand(2, batch, length, heads))
+    W0 = [torch.randn(heads, *shape) * 0.3 for shape in SPEC.shapes]
+    return [q.requires_grad_(), k, v, gates, SPEC.initial_state(W0, batch)]
+
+
+@pytest.fixture
+def fresh(monkeypatch):
+    """What is known about the machine's compiler is found out anew, and forgotten afterwards."""
+    caches = build.library, build.gemm, chain.why_not
+    for cached in caches:
+        cached.cache_clear()
+    yield monkeypatch
+    for cached in caches:
+        cached.cache_clear()
+
+
+@needs_kernel
+def test_any_number_of_threads_gives_the_same_bits():
+    found, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            q, *rest = tokens()
+            y, state = scan(q, *rest, SPEC, backend="cpp")
+            found.append([y, *state.weights, *torch.autograd.grad(y.square().sum(), q)])
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other))
+
+
+@needs_kernel
+def test_a_layer_learns_the_same_by_either_backend():
+    x, grads = torch.randn(2, 100, 32), []
+    for backend in ("torch", "cpp"):
+        torch.manual_seed(1)
+        layer = NeuralMemory(dim=32, heads=2, chunk_size=16, backend=backend)
+        layer(x)[0].square().sum().backward()
+        grads.append([p.grad for p in layer.parameters()])
+    for a, b in zip(*grads):
+        assert_close(a, b, 2e-5)
+
+
+def test_without_a_compiler_the_torch_path_does_the_work(fresh):
+    fresh.setattr(build.shutil, "which", lambda name: None)
+    y, _ = scan(*tokens(), SPEC)
+    right, _ = scan(*tokens(), SPEC, backend="torch")
+    assert torch.equal(y, right)
+    with pytest.raises(ValueError, match=r"backend='cpp' cannot be had: there is no C\+\+ compiler"):
+        scan(*tokens(), SPEC, backend="cpp")
+
+
+def test_a_compiler_that_fails_is_quoted(fresh, tmp_path):
+    fresh.setenv("XDG_CACHE_HOME", str(tmp_path))
+    fresh.setattr(build, "FLAGS", ["-no-such-flag-of-any-compiler"])
+    if build.shutil.which("c++") is None:
+        pytest.skip("there is no C++ compiler here")
+    assert "failed: " in str(chain.why_not(torch.float32))
+    assert list((tmp_path / "mnemos").iterdir()) == []
+
+
+@needs_kernel
+def test_a_broken_file_in_the_cache_is_compiled_anew(fresh, tmp_path):
+    fresh.setenv("XDG_CACHE_HOME", str(tmp_path / "one"))
+    build.library("chain")
+    (whole,) = (tmp_path / "one" / "mnemos").iterdir()
+    broken = tmp_path / "other" / "mnemos" / whole.name
+    broken.parent.mkdir(parents=True, mode=0o700)
+    broken.write_bytes(b"no library")
+    build.library.cache_clear()
+    fresh.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    assert build.library("chain").mnemos_chain_float
+    assert len(broken.read_bytes()) > 1000
+
+
+@pytest.mark.skipif(not hasattr(build.os, "getuid"), reason="folders have owners on POSIX systems alone")
+def test_a_cache_that_others_may_write_to_is_not_used(fresh, tmp_path):
+    fresh.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "mnemos").mkdir()
+    (tmp_path / "mnemos").chmod(0o777)
+    if build.shutil.which("c++") is None:
+        pytest.skip("there is no C++ compiler here")
+    assert "can be written to by others" in str(chain.why_not(torch.float32))
+
+
+def test_what_the_kernel_does_not_know_goes_by_torch():
+    k = torch.randn(1, 4, 2, 8)
+    for spec in (
+        MemorySpec(key_dim=8, value_dim=8, rule="muon"),
+        MemorySpec(key_dim=8, value_dim=8, structure="linear", anchor="token"),
+    ):
+        assert not choose_mode("auto", k, spec).native
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not choose_mode("auto", k, SPEC).native
+    assert not choose_mode("torch", k, SPEC).native
+    with pytest.raises(ValueError, match="backend='cuda' must be one of auto, torch, cpp"):
+        choose_mode("cuda", k, SPEC)
