@@ -108,6 +108,9 @@ def _sizes(plan: Plan, k: Tensor, v: Tensor, C: Tensor, state: list[Tensor], sav
     )
 
 
+NAMES = ("q", "k", "v", "C", "beta", "f", "end", "keep")
+
+
 class Chain(torch.autograd.Function):
     """q, k, v, C, beta, f, end, keep, state, given -> y, state."""
 
@@ -126,26 +129,22 @@ class Chain(torch.autograd.Function):
         saved = k.new_empty(N * G * per_tile.value if saving else 0)
         states = k.new_empty(-(-N // plan.save_every) * G * per_state.value if saving else 0)
         last = [torch.empty_like(x) for x in state]
-        names = ("q", "k", "v", "C", "beta", "f", "end", "keep")
-        arrays = dict(zip(names, tensors))
+        arrays = dict(zip(NAMES, tensors))
         _call(sizes, k.dtype, False, **arrays, start=state, given=given, y=y, saved=saved, states=states, last=last)
         if saving:
-            ctx.sizes, ctx.count = sizes, len(given)
-            ctx.save_for_backward(*tensors, *state, *given, saved, states)
+            ctx.sizes = sizes
+            ctx.save_for_backward(*tensors, *given, saved, states)
         return y, *last
 
     @staticmethod
     @once_differentiable
     def backward(ctx, Dy, *Dlast):
-        tensors, (*mats, saved, states) = ctx.saved_tensors[:8], ctx.saved_tensors[8:]
-        n = len(mats) - ctx.count
-        state, given = mats[:n], mats[n:]
-        q, k, v, C, beta, f, end, keep = tensors
-        names = ("q", "k", "v", "C", "beta", "f", "end", "keep")
-        made = {f"D{name}": torch.empty_like(x) for name, x in zip(names[:3], (q, k, v))}
-        made |= {f"D{name}": torch.zeros_like(x) for name, x in zip(names[3:], (C, beta, f, end, keep))}
-        Dstart, Dgiven = [torch.empty_like(x) for x in state], [torch.empty_like(x) for x in given]
+        q, k, v, C, beta, f, end, keep, *given, saved, states = ctx.saved_tensors
+        tensors = q, k, v, C, beta, f, end, keep
+        made = {f"D{name}": torch.empty_like(x) for name, x in zip(NAMES[:3], (q, k, v))}
+        made |= {f"D{name}": torch.zeros_like(x) for name, x in zip(NAMES[3:], (C, beta, f, end, keep))}
         Dy, Dlast = Dy.contiguous(), [x.contiguous() for x in Dlast]
-        arrays = dict(zip(names, tensors), saved=saved, states=states, Dy=Dy, Dlast=Dlast, **made)
-        _call(ctx.sizes, k.dtype, True, **arrays, start=list(state), Dstart=Dstart, Dgiven=Dgiven)
+        Dstart, Dgiven = [torch.empty_like(x) for x in Dlast], [torch.empty_like(x) for x in given]
+        arrays = dict(zip(NAMES, tensors), saved=saved, states=states, Dy=Dy, Dlast=Dlast, **made)
+        _call(ctx.sizes, k.dtype, True, **arrays, Dstart=Dstart, Dgiven=Dgiven)
         return (None, *made.values(), *Dstart, *Dgiven)

@@ -16,6 +16,7 @@ from .conv import CausalConv1d
 from .features import Exp, make_features
 from .gating import Gating, momentum_since_commit
 from .norm import RMSNorm, l2_normalize, rms_norm
+from .recompute import recomputed
 from .scan import read, scan
 from .spec import Gates, MemorySpec
 from .state import MemoryState
@@ -113,13 +114,14 @@ class NeuralMemory(nn.Module):
         """
         x, state = self._check(x, state, mask, cu_seqlens)
         q, k, v, tail = self._project(x, state, mask, cu_seqlens)
-        gates, position = self._gates(x, state, mask, cu_seqlens)
+        gates = self._gates(x, state, mask, cu_seqlens)
         record = None
         if trace:
             if cu_seqlens is not None:
                 raise ValueError(
                     "trace=True does not go with cu_seqlens; run the documents as rows of a batch, with a mask"
                 )
+            position = _positions(x, state, mask, None)
             y, state, record = traced_scan(q, k, v, gates, state, self.spec, self.features, mask, position)
         elif x.shape[1] == 1 and cu_seqlens is None and not torch.is_grad_enabled():
             y, state = step(q, k, v, gates, state, self.spec, self.features, mask)
@@ -147,7 +149,7 @@ class NeuralMemory(nn.Module):
         """Memorise x (B, T, dim) without reading: the state `forward` would return, for less work."""
         x, state = self._check(x, state, mask, cu_seqlens)
         _, k, v, tail = self._project(x, state, mask, cu_seqlens)
-        gates, _ = self._gates(x, state, mask, cu_seqlens)
+        gates = self._gates(x, state, mask, cu_seqlens)
         _, state = scan(None, k, v, gates, state, self.spec, self.features, mask, cu_seqlens, self.config.backend)
         return dataclasses.replace(state, conv=tail)
 
@@ -156,6 +158,11 @@ class NeuralMemory(nn.Module):
         mixed, tail = self.qkv(x), None
         if self.conv is not None:
             mixed, tail = self.conv(mixed, state.conv, mask, cu_seqlens)
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            return *recomputed(self._activate, mixed), tail  # elementwise work: done again it costs less than kept
+        return *self._activate(mixed), tail
+
+    def _activate(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = (part.unflatten(-1, (self.heads, -1)) for part in F.silu(mixed).split(self.splits, dim=-1))
         if self.config.qk_norm == "l2":
             q, k = l2_normalize(q, self.config.eps), l2_normalize(k, self.config.eps)
@@ -163,15 +170,14 @@ class NeuralMemory(nn.Module):
             q, k = rms_norm(q, eps=self.config.eps), rms_norm(k, eps=self.config.eps)
         if self.config.value_bound is not None:
             v = l2_normalize(v / self.config.value_bound, eps=1.0) * self.config.value_bound
-        return q, k, v, tail
+        return q, k, v
 
-    def _gates(self, x, state: MemoryState, mask, cu_seqlens) -> tuple[Gates, Tensor]:
-        """Gates of every token, and every token's position in its own row or document (B, T)."""
+    def _gates(self, x, state: MemoryState, mask, cu_seqlens) -> Gates:
         gates = self.gating(x)
-        position = _positions(x, state, mask, cu_seqlens)
         if self.spec.rule == "muon" and not self.config.momentum:
+            position = _positions(x, state, mask, cu_seqlens)
             gates.momentum = momentum_since_commit(position, self.spec.commit, gates.lr)
-        return gates, position
+        return gates
 
     def _output(self, y: Tensor, x: Tensor) -> Tensor:
         y = self.norm(y).flatten(2)  # B T H*V

@@ -17,6 +17,7 @@ from ..memory.norm import RMSNorm
 from .blocks import Block
 from .cache import MnemosCache
 from .config import MnemosConfig
+from .decoding import Decoder
 from .loss import IGNORED, cross_entropy
 from .rows import Rows, rows_of, starts_from_lengths, starts_from_positions
 
@@ -72,6 +73,7 @@ class MnemosModel(MnemosPreTrainedModel):
         self.persistent = nn.Parameter(torch.empty(N, config.hidden_size)) if N else None
         self.layers = nn.ModuleList(Block(config, kind) for kind in config.blocks)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.decoder: Decoder | None = None
         self.post_init()
 
     @can_return_tuple
@@ -138,11 +140,16 @@ class MnemosModel(MnemosPreTrainedModel):
         if cache is not None and inplace:
             cache = cache.with_inplace(True)
         states, kept = [], [x[:, persistent:]]
-        for i, block in enumerate(self.layers):
-            x, state = block(x, None if cache is None else cache.layers[i], mask, persistent, use_cache)
-            states.append(state)
-            if output_hidden_states:
-                kept.append(x[:, persistent:])
+        one_token = x.shape[1] == 1 and mask is None and use_cache and not output_hidden_states
+        if self.decoder is not None and cache is not None and one_token and not torch.is_grad_enabled():
+            x, states = self.decoder(x, (cache if inplace else cache.clone().with_inplace(True)).layers)
+            inplace = True
+        else:
+            for i, block in enumerate(self.layers):
+                x, state = block(x, None if cache is None else cache.layers[i], mask, persistent, use_cache)
+                states.append(state)
+                if output_hidden_states:
+                    kept.append(x[:, persistent:])
         x = self.norm(x[:, persistent:])
         new = MnemosCache(self.config, states, columns + (0 if cache is None else cache.length)) if use_cache else None
         if new is not None and inplace:
@@ -281,6 +288,11 @@ class MnemosForCausalLM(MnemosPreTrainedModel, GenerationMixin):
         cache = self.model.run(input_ids, attention_mask, past_key_values=past_key_values, use_cache=True)[2]
         assert cache is not None
         return cache
+
+    def compile_decoding(self, **options) -> None:
+        """Compile the step of one token (`options` go to torch.compile): half a minute at the first tokens, faster from then on.
+        Prompts, padded batches and training are run as before; so is `mac`, which looks at the numbers."""
+        self.model.decoder = Decoder(self.model.layers, **options)
 
     def generate(self, inputs: Tensor | None = None, *args, **kwargs):
         """transformers' `generate`. With `past_key_values` and no attention_mask, `inputs` are the new tokens alone; with an
