@@ -17,7 +17,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 from zoo import VOCAB, logits, make, model_of, small_config, tokens
 
-from helpers import assert_close
+from helpers import assert_close, randomise
 from mnemos.memory.files import write_tensors
 from mnemos.models import MnemosCache, MnemosConfig, MnemosForCausalLM, MnemosModel, presets
 from mnemos.models.loss import cross_entropy
@@ -391,3 +391,30 @@ def test_layer_patterns_long_term_tokens_and_gates_work_together():
 
 def test_vocab_is_large_enough_for_the_zoo():
     assert tokens(4, 100).max() < VOCAB
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["titans-lmm", "titans-mag", "atlas-mal", "omeganet"])
+def test_compiled_decoding_computes_the_same(name):
+    """Across the end of a chunk, and from a cache that others go on from too."""
+    torch.manual_seed(0)
+    model = randomise(MnemosForCausalLM(presets.config(name, "nano", num_hidden_layers=2, hidden_size=32))).eval()
+    ids = torch.randint(0, 256, (2, 90))
+    start = model.state(ids[:, :58])
+    kept = start.clone()
+    expected, cache = [], start
+    with torch.no_grad():
+        for t in range(58, 90):
+            output = model(ids[:, t : t + 1], past_key_values=cache)
+            expected.append(output.logits)
+            cache = output.past_key_values
+        model.compile_decoding()
+        cache = start
+        for t in range(58, 90):
+            output = model(ids[:, t : t + 1], past_key_values=cache)
+            assert_close(output.logits, expected[t - 58], 1e-4)
+            cache = output.past_key_values
+    for mine, before in zip(start.layers, kept.layers):
+        for name, state in mine.items():
+            (found, _), (right, _) = to_tensors(state), to_tensors(before[name])
+            assert all(torch.equal(found[key], right[key]) for key in right)

@@ -23,7 +23,8 @@ from .tile import Side
 from .tiles import Piece
 from .workspace import Workspace, without_autocast
 
-TOKENS_PER_STATE = 64  # states are saved at least this many tokens apart
+TOKENS_PER_STATE = 64  # states are saved at least this many tokens apart,
+LARGE_STATE = 1 << 20  # and twice as many where a head's weights have so many numbers: there memory is the scarcer thing
 
 
 class MuonPlan(NamedTuple):
@@ -50,7 +51,8 @@ def run(
     """Run the tiles of one piece. q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V), lr: (N, G, L)."""
     chain = spec.network.chain
     assert chain is not None
-    save_every = max(1, min(TOKENS_PER_STATE // piece.stride, int(piece.tiles**0.5)))
+    apart = TOKENS_PER_STATE * (2 if sum(i * o for i, o in spec.shapes) >= LARGE_STATE else 1)
+    save_every = max(1, min(apart // piece.stride, int(piece.tiles**0.5)))
     plan = MuonPlan(
         chain=plan_of(spec, piece, q is not None, bool(S), Mode(low))._replace(save_every=save_every),
         commit=piece.commit,
