@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .batches import Batches, FixedBatches
-    from .padding import collate
+    from .bpe import train_bpe
     from .config import DataConfig
     from .long_context import BookDataset, LongContextDataset
     from .opening import Data, open_data
+    from .padding import collate
     from .recall import RecallDataset
     from .report import Report
     from .tokenizer import ByteTokenizer, Tokenizer, check_vocabulary, open_tokenizer
-    from .bpe import train_bpe
 
 _HOME = {
     "Batches": "batches",

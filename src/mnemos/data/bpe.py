@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -60,14 +59,13 @@ def sample_texts(
         order.shuffle(items)
         for i, item in enumerate(items):
             share = wanted / (len(items) - i)  # what one file lacks, the others give
-            with contextlib.closing(read(item, rules, Report())) as pieces:
-                for piece in pieces:
-                    text = piece.text[: max(1, int(share))]
-                    yield text
-                    on_chars(len(text))
-                    wanted, share = wanted - len(text), share - len(text)
-                    if share < 1:
-                        break
+            for piece in read(item, rules, Report()):
+                text = piece.text[: max(1, int(share))]
+                yield text
+                on_chars(len(text))
+                wanted, share = wanted - len(text), share - len(text)
+                if share < 1:
+                    break
             if wanted < 1:
                 break
 

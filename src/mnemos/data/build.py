@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from filelock import FileLock
@@ -112,7 +113,11 @@ def build(
                 for shard in shards:
                     assert shard is not None
                     report.add(Report.from_counts(shard["report"]))
-                about = {"source": source.name, "tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
+                about: dict[str, Any] = {
+                    "source": source.name,
+                    "tokenizer": tokenizer.name,
+                    "vocab_size": tokenizer.vocab_size,
+                }
                 about |= {"dtype": dtype_of(tokenizer.vocab_size).name, "shards": len(parts), "report": report.counts()}
                 write_json(folder / "index.json", identity | about)
     report = Report.from_counts(read_json(folder / "index.json")["report"])

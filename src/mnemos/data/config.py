@@ -76,4 +76,6 @@ class DataConfig:
         if self.overlap_ratio and self.packing != "windows":
             raise ValueError(f"overlap_ratio goes with packing='windows', but packing is {self.packing!r}")
         if self.carry_state and self.packing == "windows":
-            raise ValueError("carry_state goes with packing 'stream' or 'documents': a state must not read an overlap twice")
+            raise ValueError(
+                "carry_state goes with packing 'stream' or 'documents': a state must not read an overlap twice"
+            )

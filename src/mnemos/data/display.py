@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 
 from .build import Progress
 
 
 @contextlib.contextmanager
-def building(total: int, show: bool | None) -> Iterator[Callable[[Progress], None]]:
+def building(total: int, show: bool | None) -> Generator[Callable[[Progress], None], None, None]:
     """A bar over the bytes of all files, with the tokens made so far; it appears with the first progress."""
     from rich.console import Console
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -17,7 +17,9 @@ def building(total: int, show: bool | None) -> Iterator[Callable[[Progress], Non
 
     console = Console(stderr=True)
     columns = (TextColumn("tokenising"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[made]}"))
-    bar = Bar(*columns, TimeRemainingColumn(), console=console, disable=not (console.is_terminal if show is None else show))
+    bar = Bar(
+        *columns, TimeRemainingColumn(), console=console, disable=not (console.is_terminal if show is None else show)
+    )
     task = bar.add_task("", total=max(1, total), made="")
     tokens = text = 0
 
@@ -35,7 +37,7 @@ def building(total: int, show: bool | None) -> Iterator[Callable[[Progress], Non
 
 
 @contextlib.contextmanager
-def training_tokenizer(show: bool | None) -> Iterator[Callable[[int], None]]:
+def training_tokenizer(show: bool | None) -> Generator[Callable[[int], None], None, None]:
     """A line that says how much of the corpus the tokenizer has seen."""
     from rich.console import Console
     from rich.status import Status

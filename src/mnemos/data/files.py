@@ -7,13 +7,13 @@ import importlib
 import json
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 
 @contextlib.contextmanager
-def whole_file(path: str | os.PathLike) -> Iterator[BinaryIO]:
+def whole_file(path: str | os.PathLike) -> Generator[BinaryIO, None, None]:
     """A file to write into that gets its name only when the block ends well: synced, then renamed.
 
     >>> import tempfile

@@ -51,7 +51,13 @@ def _is_network(wrong: BaseException | None) -> bool:
         if isinstance(wrong, ConnectionError | TimeoutError):
             return True
         names = {kind.__name__ for kind in type(wrong).__mro__}
-        if names & {"ConnectError", "ConnectionError", "TransportError", "OfflineModeIsEnabled", "LocalEntryNotFoundError"}:
+        if names & {
+            "ConnectError",
+            "ConnectionError",
+            "TransportError",
+            "OfflineModeIsEnabled",
+            "LocalEntryNotFoundError",
+        }:
             return True
         wrong = wrong.__cause__ or wrong.__context__
     return False

@@ -35,7 +35,14 @@ class Lanes:
     else documents follow each other in a lane, and every row but the first goes on. `endless`: begin again at the end."""
 
     def __init__(
-        self, documents: Sequence[Documents], weights: Sequence[float], B: int, T: int, key: int, apart: bool, endless: bool
+        self,
+        documents: Sequence[Documents],
+        weights: Sequence[float],
+        B: int,
+        T: int,
+        key: int,
+        apart: bool,
+        endless: bool,
     ):
         self.chapters = [
             Chapters(i, part, max(T, -(-part.tokens // B)), mix(key, i)) for i, part in enumerate(documents)
@@ -68,9 +75,9 @@ class Lanes:
         if self.apart:
             continues = self.lanes[b][2] >= 2
         while room:
-            if self.lanes[b][2] < (2 if self.apart else 1):
-                if (self.apart and spans) or not self._open(b):
-                    break
+            spent = self.lanes[b][2] < (2 if self.apart else 1)
+            if spent and ((self.apart and spans) or not self._open(b)):
+                break
             source, start, left = self.lanes[b]
             take = min(room, left)
             spans.append(Span(source, start, take))

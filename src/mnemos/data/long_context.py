@@ -56,9 +56,9 @@ class LongContextDataset(Dataset):
     def __len__(self) -> int:
         return len(self.windows)
 
-    def __getitem__(self, i: int) -> dict[str, Tensor]:
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
         """input_ids, labels, attention_mask: (T,), T = max_length or a shorter text's own length."""
-        document, start = self.windows[i]
+        document, start = self.windows[index]
         ids = torch.from_numpy(self.documents[document][start : start + self.max_length].astype(np.int64))
         return {"input_ids": ids, "labels": ids.clone(), "attention_mask": torch.ones_like(ids)}
 

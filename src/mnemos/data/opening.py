@@ -33,7 +33,9 @@ BPE_CHARS = 50_000_000
 class Data:
     """Opened data: `train`, `validation`, `test`, `tokenizer`, `vocab_size`, `report`."""
 
-    def __init__(self, config: DataConfig, sources, stores, tokenizer: Tokenizer, seed: int, rank: int, world_size: int):
+    def __init__(
+        self, config: DataConfig, sources, stores, tokenizer: Tokenizer, seed: int, rank: int, world_size: int
+    ):
         self.config, self.tokenizer, self.vocab_size = config, tokenizer, tokenizer.vocab_size
         self.stores: Sequence[Store] = stores
         self.report = Report()
@@ -122,8 +124,10 @@ def open_data(
 
     rank, world_size: this process gets rows rank::world_size of each global batch. progress: a bar (None: on a terminal).
 
-    >>> data = open_data(DataConfig(seq_len=64, batch_size=2))
-    >>> next(data.train)["input_ids"].shape
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     data = open_data(DataConfig(seq_len=64, batch_size=2, cache_dir=folder))
+    ...     next(data.train)["input_ids"].shape
     torch.Size([2, 64])
     """
     config.validate()

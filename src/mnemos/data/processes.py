@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from .parts import Item
 from .readers import Rules
@@ -37,7 +38,7 @@ def encode_in_processes(
         waiting: queue.SimpleQueue = queue.SimpleQueue()
         for number, items in jobs:
             waiting.put({"number": number, "items": [item.as_json() for item in items], "folder": str(folder)})
-        common = {"rules": vars(rules), "tokenizer": opened, "add_bos": add_bos}
+        common: dict[str, Any] = {"rules": vars(rules), "tokenizer": opened, "add_bos": add_bos}
         common |= {"ends": [tokenizer.eos_token_id, tokenizer.bos_token_id]}
         lock, stop = threading.Lock(), threading.Event()
         processes = [stack.enter_context(_worker(workers)) for _ in range(workers)]
@@ -59,7 +60,10 @@ def _tokenizer_file(tokenizer: Tokenizer, folder: Path) -> dict[str, str | None]
     place = folder / "tokenizer"
     tokenizer.save(place)
     if isinstance(tokenizer, FastTokenizer):  # by itself, this file needs no transformers
-        return {"name": str(place / "tokenizer.json"), "eos_token": tokenizer.backend.id_to_token(tokenizer.eos_token_id)}
+        return {
+            "name": str(place / "tokenizer.json"),
+            "eos_token": tokenizer.backend.id_to_token(tokenizer.eos_token_id),
+        }
     return {"name": str(place), "eos_token": None}
 
 

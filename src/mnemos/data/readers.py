@@ -10,7 +10,7 @@ import contextlib
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import IO, Any, NamedTuple
 
@@ -163,13 +163,16 @@ def _unfinished(raw: bytes) -> int:
 
 
 @contextlib.contextmanager
-def _opened(item: Item, on_bytes: Callable[[int], None]) -> Iterator[IO[bytes]]:
+def _opened(item: Item, on_bytes: Callable[[int], None]) -> Generator[Any, None, None]:
     """A file, unzipped if need be; the bytes of the file itself are what `on_bytes` hears of."""
     try:
         with open(item.path, "rb") as raw:
             counted = _Counted(raw, on_bytes)
-            with gzip.GzipFile(fileobj=counted) if item.path.lower().endswith(".gz") else raw as file:  # ty: ignore[invalid-argument-type]
-                yield file if file is not raw else counted  # ty: ignore[invalid-yield]
+            if not item.path.lower().endswith(".gz"):
+                yield counted
+                return
+            with gzip.GzipFile(fileobj=counted) as file:
+                yield file
     except (EOFError, gzip.BadGzipFile, zlib.error) as broken:
         raise ValueError(f"{item.path} is damaged: {broken}") from None
     except OSError as wrong:

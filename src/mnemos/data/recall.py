@@ -12,7 +12,14 @@ from .long_context import _encode
 from .padding import IGNORED
 from .tokenizer import ByteTokenizer, Tokenizer
 
-SUBJECTS = ("The old clock", "A quiet river", "The night train", "Our neighbour", "The tall lighthouse", "A small garden")
+SUBJECTS = (
+    "The old clock",
+    "A quiet river",
+    "The night train",
+    "Our neighbour",
+    "The tall lighthouse",
+    "A small garden",
+)
 VERBS = ("waits beside", "passes", "is older than", "stands near", "looks like", "was built before")
 OBJECTS = ("the market", "a stone bridge", "the empty house", "the northern road", "a field of wheat", "the harbour")
 
@@ -45,11 +52,11 @@ class RecallDataset(Dataset):
     def __len__(self) -> int:
         return self.num_samples
 
-    def __getitem__(self, i: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         """input_ids, labels, attention_mask (context_length,); facts {number: answer}, question (a number), answer (a string)."""
-        if not 0 <= i < self.num_samples:
-            raise IndexError(f"sample {i} of {self.num_samples}")
-        chance = random.Random(f"{self.seed} {i}")
+        if not 0 <= index < self.num_samples:
+            raise IndexError(f"sample {index} of {self.num_samples}")
+        chance = random.Random(f"{self.seed} {index}")
         facts = {number: chance.randrange(100, 1000) for number in chance.sample(range(1000, 10000), self.num_facts)}
         question = chance.choice(list(facts))
         answer = _encode(self.tokenizer, f" {facts[question]}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 REASONS = {
     "empty": "nothing but white space",
@@ -50,8 +51,11 @@ class Report:
         return {name: getattr(self, name) for name in names} | {"skipped": dict(self.skipped)}
 
     @classmethod
-    def from_counts(cls, counts: dict) -> Report:
-        return cls(**counts | {"skipped": Counter(counts["skipped"])})
+    def from_counts(cls, counts: dict[str, Any]) -> Report:
+        report = cls()
+        for name, value in counts.items():
+            setattr(report, name, Counter(value) if name == "skipped" else value)
+        return report
 
     def why_skipped(self) -> str:
         """`3 empty (nothing but white space), ...`"""

@@ -72,9 +72,7 @@ def _between(store: Store, first: float, second: float, seen: np.ndarray) -> dic
     share = _share(store.hashes)
     left = ~np.isin(store.hashes, seen) if len(seen) else np.ones(len(share), bool)
     sides = (share >= second, share < first, (share >= first) & (share < second))
-    return {
-        name: Documents(store.starts[side & left], store.lengths[side & left]) for name, side in zip(SPLITS, sides)
-    }
+    return {name: Documents(store.starts[side & left], store.lengths[side & left]) for name, side in zip(SPLITS, sides)}
 
 
 def _inside(store: Store, validation: float, test: float) -> dict[str, Documents]:

@@ -124,9 +124,7 @@ class SlowTokenizer(Tokenizer):
         self.vocab_size = max(len(inner), 1 + max(inner.get_vocab().values()))
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return [
-            np.array(self.inner.encode(text, add_special_tokens=False, verbose=False), np.uint32) for text in texts
-        ]
+        return [np.array(self.inner.encode(text, add_special_tokens=False, verbose=False), np.uint32) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.inner.decode([int(i) for i in ids], skip_special_tokens=True)
@@ -155,7 +153,9 @@ def open_tokenizer(name: str, eos_token: str | None = None) -> Tokenizer:
         if config.get("mnemos_tokenizer") == "bytes":
             return ByteTokenizer()
     elif name.startswith((".", "/", "~")) or name.endswith(".json") or not name.strip():
-        raise ValueError(f"tokenizer {name!r} does not exist; it may be bytes, bpe:32000, a file, a folder or a hub name")
+        raise ValueError(
+            f"tokenizer {name!r} does not exist; it may be bytes, bpe:32000, a file, a folder or a hub name"
+        )
     return _from_transformers(name, str(path) if path.is_dir() else name, eos_token)
 
 
