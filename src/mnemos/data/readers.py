@@ -117,7 +117,7 @@ def _kept(text: str, damaged: bool, rules: Rules, report: Report) -> str | None:
 def _text_file(item: Item, rules: Rules, report: Report, on_bytes: Callable[[int], None]) -> Iterator[Piece]:
     with _opened(item, on_bytes) as file:
         head = file.read(max(BLOCK, 4 * rules.min_chars))
-        if is_junk(head[:BLOCK]):
+        if is_junk(head[: len(head) - _unfinished(head)]):
             report.skipped["binary"] += 1
             return
         following = file.read(BLOCK)

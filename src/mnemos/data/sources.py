@@ -101,11 +101,11 @@ def _items(name: str, rules: Rules) -> list[Item]:
         path, subset = HUB[name]
         return [Item("hub", path, subset=subset, size=rules.hub_bytes)]
     path = Path(name).expanduser()
-    if path.is_dir():
+    if path.is_dir() and name.strip():
         files = files_under(path)
         if not files:
             raise ValueError(f"folder {name} holds no .txt, .md, .json, .jsonl or .parquet file (nor .gz of them)")
-    elif path.exists():
+    elif path.is_file():
         files = [path]
     elif _looks_like_a_path(name):
         raise ValueError(f"source {name!r} does not exist; recipes are {', '.join(known_recipes())}")
