@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .embedded import LIMIT
 from .parts import Item, files_under, items_of, kind_of, open_parquet
 from .readers import RECORDS, Rules
 from .report import Report
@@ -96,7 +97,7 @@ def resolve(specs: Sequence[str], rules: Rules) -> list[Source]:
 
 def _items(name: str, rules: Rules) -> list[Item]:
     if name == "embedded":
-        return [Item("embedded", path=f"python {sys.version}")]
+        return [Item("embedded", path=f"python {sys.version}", size=LIMIT)]
     if name in HUB:
         path, subset = HUB[name]
         return [Item("hub", path, subset=subset, size=rules.hub_bytes)]
