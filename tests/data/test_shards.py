@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from mnemos.data import ByteTokenizer, build, parts, train_bpe
 from mnemos.data.build import encode_part
 from mnemos.data.parts import Item
 from mnemos.data.readers import Rules
-from mnemos.data.shards import Store, whole_shard
+from mnemos.data.shards import ShardWriter, Store, whole_shard
 
 
 def tokens(store: Store) -> list[int]:
@@ -163,7 +164,9 @@ def test_a_build_that_was_killed_goes_on_where_it_was(tmp_path, monkeypatch):
 
 OPENING = """
 import sys
-from mnemos.data import DataConfig, open_data
+from mnemos.data import DataConfig, build, open_data
+original = build.encode_part
+build.encode_part = lambda *args: print("built") or original(*args)
 data = open_data(DataConfig(sources=(sys.argv[1],), cache_dir=sys.argv[2], seq_len=64, batch_size=4), rank=int(sys.argv[3]), world_size=2)
 print(data.report.tokens, next(data.train)["input_ids"].sum().item())
 """
@@ -174,6 +177,8 @@ def test_two_processes_that_open_the_same_data_at_once_build_it_once(tmp_path):
     command = [sys.executable, "-c", OPENING, str(corpus), str(tmp_path / "cache")]
     running = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(2)]
     said = [process.communicate(timeout=120)[0].split() for process in running]
+    assert sum(words.count("built") for words in said) == 1
+    said = [words[-2:] for words in said]
     assert said[0][0] == said[1][0] and said[0][1] != said[1][1]
     whole = opened(tmp_path, corpus)
     assert sum(int(words[1]) for words in said) == next(whole.train)["input_ids"].sum().item()
@@ -207,3 +212,35 @@ def test_bpe_of_parts_is_used_by_processes_without_a_name_for_its_end(tmp_path, 
     ids = np.array(tokens(store))
     assert (ids[store.starts + store.lengths - 1] == 1).all()
     assert Path(store.folder / "tokenizer/tokenizer.json").exists()
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing_half_written(tmp_path, monkeypatch):
+    def full(self, ids):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    corpus = jsonl(tmp_path / "a.jsonl", 50)
+    monkeypatch.setattr(ShardWriter, "write", full)
+    with pytest.raises(ValueError, match=r"shards cannot be written in .*: No space left on device"):
+        opened(tmp_path, corpus)
+    monkeypatch.undo()
+    assert not list((tmp_path / "cache").rglob("*.part")) and not list((tmp_path / "cache").rglob("*.bin"))
+    assert opened(tmp_path, corpus).report.documents == 50
+
+
+def test_a_full_disk_in_a_process_is_the_same_sentence(tmp_path, monkeypatch):
+    resource = pytest.importorskip("resource")
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for i in range(3):
+        (corpus / f"{i}.txt").write_text(prose(3500, seed=i))
+    in_many_parts(monkeypatch)
+    monkeypatch.setattr(build, "WORTH_PROCESSES", 0)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))  # what the processes inherit
+    try:
+        with pytest.raises(ValueError, match="shards cannot be written in"):
+            opened(tmp_path, corpus, workers=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)

@@ -140,6 +140,23 @@ def test_no_network_is_one_sentence_and_quick(monkeypatch):
         open_hub("someone/corpus", None, "train")
 
 
+def test_a_hub_that_is_lost_on_the_way_is_one_sentence(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+
+    def lost(self):
+        yield {"text": "the first row"}
+        raise ConnectionError("gone")
+
+    folder = tmp_path / "dataset"
+    folder.mkdir()
+    jsonl(folder / "train.jsonl", 30)
+    monkeypatch.setattr(datasets.IterableDataset, "__iter__", lost)
+    rows = records(str(folder), None, "train", "text")
+    assert next(rows) == "the first row"
+    with pytest.raises(ValueError, match="the hub was lost after 1 rows of dataset"):
+        next(rows)
+
+
 @pytest.mark.parametrize(
     "choice, message",
     [

@@ -167,11 +167,13 @@ def tokenizer_of(
     key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
     folder = cache / "tokenizers" / f"bpe-{size}-{key}"
     folder.parent.mkdir(exist_ok=True)
-    with FileLock(f"{folder}.lock"):
-        if not (folder / "tokenizer_config.json").exists():  # it is written last
-            with training_tokenizer(progress) as on_chars:
-                trained = train_bpe(sample_texts(sources, rules, BPE_CHARS, on_chars=on_chars), int(size))
-            trained.save(folder)
+    written_last = folder / "tokenizer_config.json"
+    if not written_last.exists():
+        with FileLock(f"{folder}.lock"):
+            if not written_last.exists():
+                with training_tokenizer(progress) as on_chars:
+                    trained = train_bpe(sample_texts(sources, rules, BPE_CHARS, on_chars=on_chars), int(size))
+                trained.save(folder)
     tokenizer = open_tokenizer(str(folder / "tokenizer.json"), "<eos>")
     tokenizer.name = config.tokenizer
     return tokenizer
