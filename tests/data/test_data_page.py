@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,19 +11,23 @@ from pathlib import Path
 
 import pytest
 
+from mnemos.cli import main
+
 PAGE = Path(__file__).parents[2] / "docs/data.md"
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="the commands are for a shell")
-def test_the_commands_of_the_page_run(tmp_path):
+def test_the_commands_of_the_page_run(tmp_path, monkeypatch, capsys):
     pytest.importorskip("tokenizers")
-    commands = "\n".join(re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL))
-    assert commands.count("mnemos ") >= 5
-    shims = f'mnemos() {{ "{sys.executable}" -m mnemos "$@"; }}\npython() {{ "{sys.executable}" "$@"; }}\n'
-    environment = os.environ | {"MNEMOS_CACHE": str(tmp_path / "cache")}
-    done = subprocess.run(
-        ["bash", "-e", "-c", shims + commands], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Row 1: 128 tokens" in done.stdout and "1000 tokens in my-tokenizer" in done.stdout
-    assert "vocabulary 1,000" in done.stdout
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MNEMOS_CACHE", str(tmp_path / "cache"))
+    commands = "\n".join(re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)).splitlines()
+    assert sum(command.startswith("mnemos ") for command in commands) == 5
+    for command in commands:
+        if command.startswith("mnemos "):
+            assert main(shlex.split(command)[1:]) == 0, command
+        else:
+            subprocess.run(["bash", "-c", f'python() {{ "{sys.executable}" "$@"; }}\n{command}'], check=True)
+    printed = capsys.readouterr().out
+    assert "Row 1: 128 tokens" in printed and "1000 tokens in my-tokenizer" in printed
+    assert "vocabulary 1,000" in printed
