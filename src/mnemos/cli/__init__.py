@@ -11,9 +11,15 @@ from typing import Any
 
 import tyro
 
+from .data import data
 from .presets import presets
+from .tokenizer import tokenizer
 
-COMMANDS: dict[str, Callable[..., Any]] = {"presets": presets}
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "data": data,
+    "presets": presets,
+    "tokenizer": tokenizer,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
