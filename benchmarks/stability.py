@@ -41,7 +41,12 @@ def train(name: str, data: torch.Tensor, steps: int, dtype: str, depth: int | No
     config = presets.config(name, "nano", vocab_size=256, hidden_size=64, num_hidden_layers=2)
     if depth is not None:
         config = presets.config(
-            name, "nano", vocab_size=256, hidden_size=64, num_hidden_layers=2, memory={**config.memory, "depth": depth}
+            name,
+            "nano",
+            vocab_size=256,
+            hidden_size=64,
+            num_hidden_layers=2,
+            memory={**(config.memory or {}), "depth": depth},
         )
     model = MnemosForCausalLM(config).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
