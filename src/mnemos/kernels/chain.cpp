@@ -5,12 +5,16 @@
 // momentum and the tile's entries of the wide side below it: Z = [W; S; wide]; `thin` are the entries of the narrow side.
 // L tokens and E entries of a tile, m = 2 matrices per map (W and S) or 1, N tiles, G lanes. D before a name: gradient.
 
+#include <omp.h>
+
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <new>
 #include <vector>
 
 #include "joints.h"
@@ -81,23 +85,16 @@ class Lane {
 
   int64_t state_size, per_tile;
 
-  int64_t workspace(bool backward) const {
-    int64_t total = 8 * std::max(L, E) * widest + per_tile;
-    int64_t tile = 0;
-    for (int l = 0; l < n; l++)
-      tile += rows(l) * map[l].w + E * map[l].n + 4 * E * map[l].in + map[l].n * map[l].w;
-    total += tile * (backward ? s.save_every + 1 : 1);
-    if (backward)
-      for (int l = 0; l < n; l++) total += 2 * E * std::max(map[l].out, map[l].in) + map[l].n * map[l].w;
-    return total + 64 * 64;
+  // numbers that `forward` or `backward` needs room for
+  int64_t workspace(bool backward) {
+    room = nullptr, taken = 0;
+    backward ? void(backward_buffers()) : void(forward_buffers());
+    return taken;
   }
 
-  void forward(int64_t g, T* room) {
-    begin(room);
-    Tile<T> tile = new_tile();
-    T* scratch[4];
-    for (auto& x : scratch) x = take(std::max(L, E) * widest);
-    T* unsaved = take(per_tile);
+  void forward(int64_t g, T* own_room) {
+    room = own_room, taken = 0;
+    auto [tile, scratch, unsaved] = forward_buffers();
     for (int l = 0; l < n; l++) copy(tile.Z[l], a.start[l] + g * m * size(l), m * size(l));
     if (!s.fresh)
       for (int l = 0; l < n; l++) copy(tile.A[l], a.given[l] + g * size(l), size(l));
@@ -107,21 +104,15 @@ class Lane {
       if (s.saving && i % s.save_every == 0) save_state(tile, i / s.save_every * s.lanes + g);
       T* kept = s.saving ? a.saved + at * per_tile : unsaved;
       keys(tile, at, kept, scratch[0]);
-      if (s.reads) read(tile, at, kept, scratch);
+      if (s.reads) read(tile, at, kept, scratch.data());
       advance(tile, at, scratch[0]);
     }
     for (int l = 0; l < n; l++) copy(a.last[l] + g * m * size(l), tile.Z[l], m * size(l));
   }
 
-  void backward(int64_t g, T* room) {
-    begin(room);
-    std::vector<Tile<T>> tiles;
-    for (int64_t i = 0; i < s.save_every; i++) tiles.push_back(new_tile());
-    Tile<T> D = new_tile();
-    T* scratch[6];
-    for (auto& x : scratch) x = take(std::max(L, E) * widest);
-    T *Du[kMaxMaps], *Dz[kMaxMaps], *DA[kMaxMaps];
-    for (int l = 0; l < n; l++) Du[l] = take(E * map[l].in), Dz[l] = take(E * map[l].out), DA[l] = take(size(l));
+  void backward(int64_t g, T* own_room) {
+    room = own_room, taken = 0;
+    auto [tiles, D, scratch, Du, Dz, DA] = backward_buffers();
     for (int l = 0; l < n; l++) copy(D.Z[l], a.Dlast[l] + g * m * size(l), m * size(l));
     const bool own_anchor = s.period > 1 || !s.fresh;
     for (int l = 0; l < n; l++) {
@@ -146,9 +137,9 @@ class Lane {
       for (int64_t i = stop - 1; i >= first; i--) {
         Tile<T>& tile = tiles[i - first];
         const int64_t at = i * s.lanes + g;
-        advance_backward(tile, at, D, scratch);
-        if (s.reads) read_backward(tile, at, D, scratch);
-        keys_backward(tile, at, D, DA, Du, Dz);
+        advance_backward(tile, at, D, scratch.data());
+        if (s.reads) read_backward(tile, at, D, scratch.data());
+        keys_backward(tile, D, DA.data(), Du.data(), Dz.data());
         const int last = n - 1;
         const T* De = error_of(D);
         for (int64_t j = 0; j < E * map[last].out; j++) a.Dv[at * E * map[last].out + j] = -De[j];
@@ -172,12 +163,12 @@ class Lane {
   Joint<T> joint[kMaxMaps];
   int64_t state_offset[kMaxMaps], anchor_offset[kMaxMaps], key_z[kMaxMaps], read_z[kMaxMaps], scores[kMaxMaps], error;
   int64_t widest;
-  T* free_room;
+  T* room = nullptr;
+  int64_t taken = 0;
 
-  void begin(T* room) { free_room = room; }
   T* take(int64_t count) {
-    T* mine = free_room;
-    free_room += (count + 15) / 16 * 16;
+    T* mine = room ? room + taken : nullptr;
+    taken += (count + 15) / 16 * 16;
     return mine;
   }
 
@@ -199,6 +190,35 @@ class Lane {
       if (l) t.curve[l - 1] = take(E * map[l].in), t.g[l - 1] = take(joint[l - 1].glu ? E * map[l].in : 0);
     }
     return t;
+  }
+
+  struct Forward {
+    Tile<T> tile;
+    std::array<T*, 4> scratch;
+    T* unsaved;
+  };
+  Forward forward_buffers() {
+    Forward b;
+    b.tile = new_tile();
+    for (auto& x : b.scratch) x = take(std::max(L, E) * widest);
+    b.unsaved = take(per_tile);
+    return b;
+  }
+
+  struct Backward {
+    std::vector<Tile<T>> tiles;
+    Tile<T> D;
+    std::array<T*, 6> scratch;
+    std::array<T*, kMaxMaps> Du, Dz, DA;
+  };
+  Backward backward_buffers() {
+    Backward b;
+    for (int64_t i = 0; i < s.save_every; i++) b.tiles.push_back(new_tile());
+    b.D = new_tile();
+    for (auto& x : b.scratch) x = take(std::max(L, E) * widest);
+    for (int l = 0; l < n; l++)
+      b.Du[l] = take(E * map[l].in), b.Dz[l] = take(E * map[l].out), b.DA[l] = take(size(l));
+    return b;
   }
 
   void anchor_here(Tile<T>& t) const {
@@ -283,7 +303,7 @@ class Lane {
     }
   }
 
-  void keys_backward(Tile<T>& t, int64_t at, Tile<T>& D, T** DA, T** Du, T** Dz) {
+  void keys_backward(Tile<T>& t, Tile<T>& D, T** DA, T** Du, T** Dz) {
     for (int l = 0; l + 1 < n; l++) {
       joint[l].second(t.z[l], t.slope[l], t.curve[l], t.g[l], t.u[l], error_at(D, l), Du[l + 1], Dz[l], E);
       collect(DA[l + 1], l + 1, Du[l + 1], error_at(t, l + 1));
@@ -475,16 +495,19 @@ class Lane {
 };
 
 template <typename T>
-void run(const Sizes& s, const Arrays<T>& a, bool backward) {
-  const int64_t each = Lane<T>(s, a).workspace(backward);
-#pragma omp parallel num_threads(s.threads)
+bool run(const Sizes& s, const Arrays<T>& a, bool backward) {
+  const int64_t each = Lane<T>(s, a).workspace(backward), threads = std::max<int64_t>(1, std::min(s.threads, s.lanes));
+  const std::unique_ptr<T[]> rooms(new (std::nothrow) T[each * threads]);
+  if (!rooms) return false;
+  if (s.poison) std::fill(rooms.get(), rooms.get() + each * threads, std::numeric_limits<T>::quiet_NaN());
+#pragma omp parallel num_threads(threads)
   {
     Lane<T> lane(s, a);
-    const std::unique_ptr<T[]> room(new T[each]);
-    if (s.poison) std::fill(room.get(), room.get() + each, std::numeric_limits<T>::quiet_NaN());
+    T* room = rooms.get() + each * omp_get_thread_num();
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t g = 0; g < s.lanes; g++) backward ? lane.backward(g, room.get()) : lane.forward(g, room.get());
+    for (int64_t g = 0; g < s.lanes; g++) backward ? lane.backward(g, room) : lane.forward(g, room);
   }
+  return true;
 }
 
 }  // namespace
@@ -499,6 +522,7 @@ int64_t mnemos_chain_sizes(const Sizes* s, int64_t* per_tile, int64_t* state) {
   return sizeof(Arrays<float>);
 }
 
-void mnemos_chain_float(const Sizes* s, const Arrays<float>* a, int backward) { run(*s, *a, backward != 0); }
-void mnemos_chain_double(const Sizes* s, const Arrays<double>* a, int backward) { run(*s, *a, backward != 0); }
+// 1, or 0 where there is no memory for the work
+int mnemos_chain_float(const Sizes* s, const Arrays<float>* a, int backward) { return run(*s, *a, backward != 0); }
+int mnemos_chain_double(const Sizes* s, const Arrays<double>* a, int backward) { return run(*s, *a, backward != 0); }
 }

@@ -80,7 +80,10 @@ def _call(sizes: Sizes, dtype: torch.dtype, backward: bool, **arrays: Any) -> No
     given = {name: Pointers(*map(_pointer, x)) if isinstance(x, list) else _pointer(x) for name, x in arrays.items()}
     kernel = library("chain")
     function = kernel.mnemos_chain_float if dtype == torch.float32 else kernel.mnemos_chain_double
-    function(ctypes.byref(sizes), ctypes.byref(Arrays(gemm=gemm(dtype), **given)), ctypes.c_int(backward))
+    if not function(ctypes.byref(sizes), ctypes.byref(Arrays(gemm=gemm(dtype), **given)), ctypes.c_int(backward)):
+        raise MemoryError(
+            "there is no memory for the buffers of the memory's kernel: use shorter rows, or backend='torch'"
+        )
 
 
 def _sizes(plan: Plan, k: Tensor, v: Tensor, C: Tensor, state: list[Tensor], saving: bool) -> Sizes:
