@@ -11,9 +11,10 @@ from typing import Any
 
 import tyro
 
+from .eval import evaluate
 from .presets import presets
 
-COMMANDS: dict[str, Callable[..., Any]] = {"presets": presets}
+COMMANDS: dict[str, Callable[..., Any]] = {"presets": presets, "eval": evaluate}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

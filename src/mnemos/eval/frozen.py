@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ def has_memory(model: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def frozen_memory(model: nn.Module) -> Iterator[None]:
+def frozen_memory(model: nn.Module) -> Generator[None]:
     """Within it every memory stays at its learned start: nothing is written (lr 0) and nothing fades (retain 1).
 
     The rest of the model works on, attention and convolutions included: the difference is what learning at test time does.

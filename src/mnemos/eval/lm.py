@@ -148,24 +148,29 @@ class LanguageModel:
 
     def option_scores(self, past: Past, options: Sequence[Sequence[int]]) -> list[Tensor]:
         """log p of each token of each option, right after `past`."""
+        return [scores for scores, _ in self.option_details(past, options)]
+
+    def option_details(self, past: Past, options: Sequence[Sequence[int]]) -> list[tuple[Tensor, bool]]:
+        """log p of each token of each option, and whether greedy decoding would say it."""
         if any(len(option) == 0 for option in options):
             raise ValueError("an option has no token")
-        first = [past.log_p[option[0]].reshape(1).cpu() for option in options]
-        longest = max(map(len, options))
-        if longest == 1:
-            return first
-        ids = torch.zeros(
-            len(options), longest - 1, dtype=torch.long
-        )  # O T: padded on the right, which nothing before sees
-        for row, option in zip(ids, options):
-            row[: len(option) - 1] = torch.as_tensor(np.asarray(option[:-1]), dtype=torch.long)
-        logits, _ = self.call(ids, fork(past.state, len(options)))
-        log_p = logits.log_softmax(-1)
-        rest = []
-        for row, option in zip(log_p, options):
-            targets = torch.as_tensor(np.asarray(option[1:]), dtype=torch.long, device=row.device)
-            rest.append(row[: len(targets)].gather(1, targets[:, None]).squeeze(1).cpu())
-        return [torch.cat([a, b.to(a)]) for a, b in zip(first, rest)]
+        longest, first = max(map(len, options)), past.log_p[None].cpu()  # 1 V
+        rows: Sequence[Tensor] = [first[:0]] * len(options)
+        if longest > 1:
+            ids = torch.zeros(
+                len(options), longest - 1, dtype=torch.long
+            )  # O T: padded on the right, which nothing before sees
+            for row, option in zip(ids, options):
+                row[: len(option) - 1] = torch.as_tensor(np.asarray(option[:-1]), dtype=torch.long)
+            logits, _ = self.call(ids, fork(past.state, len(options)))
+            rows = list(logits.log_softmax(-1).cpu())
+        found = []
+        for row, option in zip(rows, options):
+            targets = torch.as_tensor(np.asarray(option), dtype=torch.long)
+            log_p = torch.cat([first, row[: len(option) - 1].to(first)])
+            scores = log_p.gather(1, targets[:, None]).squeeze(1)
+            found.append((scores, bool((log_p.argmax(-1) == targets).all())))
+        return found
 
     def choice(self, past: Past, options: Sequence[str], right: int) -> float:
         """1 if the right option is the likeliest per token after `past` and a blank, else 0; a tie shares, so that a model which cannot

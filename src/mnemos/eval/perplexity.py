@@ -57,7 +57,7 @@ def perplexity(
     >>> from mnemos.models import MnemosForCausalLM, presets
     >>> model = MnemosForCausalLM(presets.config("titans-lmm"))
     >>> perplexity(model, ByteTokenizer(), ["some text", "and another"]).tokens
-    18
+    20
     """
     lm = LanguageModel.of(model, tokenizer)
     texts = [texts] if isinstance(texts, str) else texts
@@ -180,7 +180,7 @@ class Sums:
 
 def _first_bytes(lm: LanguageModel, text: str, ids: np.ndarray) -> int:
     """Bytes of the first token: one where every token is a byte, which by itself may not decode."""
-    return 1 if len(ids) == len(text.encode("utf-8")) else len(lm.decode(ids[:1]).encode("utf-8"))
+    return 1 if len(ids) == len(text.encode("utf-8")) else len(lm.decode(ids[:1].tolist()).encode("utf-8"))
 
 
 def _exp(x: float) -> float:

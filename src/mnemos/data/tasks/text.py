@@ -25,21 +25,21 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """Every byte of UTF-8 is a token: 256 of them, and none for the end of a text.
+    """Every byte of UTF-8 is a token, and byte 0, which no text has, stands at its ends.
 
     >>> ByteTokenizer().decode(ByteTokenizer().encode("aé"))
     'aé'
     """
 
     vocab_size = 256
-    eos_token_id: int | None = None
-    bos_token_id: int | None = None
+    eos_token_id: int | None = 0
+    bos_token_id: int | None = 0
 
     def encode(self, text: str) -> list[int]:
-        return list(text.encode("utf-8"))
+        return list(text.encode("utf-8", errors="replace").replace(b"\0", b""))
 
     def decode(self, ids: Sequence[int]) -> str:
-        return bytes(int(i) for i in ids if 0 <= i < 256).decode("utf-8", errors="replace")
+        return bytes(int(i) for i in ids if 0 < i < 256).decode("utf-8", errors="replace")
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
