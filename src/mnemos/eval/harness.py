@@ -16,6 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import lm_eval.models  # noqa: F401  fills the registry with lm_eval's own models, which it does only while that is empty
 import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
@@ -128,7 +129,17 @@ def run_harness(
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    manager = TaskManager(include_path=None if include_path is None else str(include_path), metadata=metadata)
+    manager = None
+    if include_path is not None:  # going through lm_eval's thousands of own tasks takes seconds
+        manager = TaskManager(include_path=str(include_path), include_defaults=False, metadata=metadata)
+    if manager is None or not set(tasks) <= set(manager.all_tasks):
+        path = None if include_path is None else str(include_path)
+        manager = TaskManager(include_path=path, metadata=metadata)
+    unknown = sorted(set(tasks) - set(manager.all_tasks))
+    if unknown:
+        raise ValueError(
+            f"lm_eval knows no task {unknown[0]!r}; `lm_eval ls tasks` lists them, --include-path adds your own"
+        )
     adapter = StreamingLM(model.model if isinstance(model, LanguageModel) else model, tokenizer)
     done = simple_evaluate(adapter, tasks=list(tasks), task_manager=manager, limit=limit, bootstrap_iters=0)
     if done is None:

@@ -33,6 +33,9 @@ def accuracy(
     >>> accuracy(always_3, Examples(np.array([[1, 2], [5, 6]]), np.array([[-100, 3], [-100, 4]])))["accuracy"]
     0.5
     """
+    total = int(examples.answers().sum())
+    if total == 0:
+        raise ValueError("the examples ask for nothing: every label is -100")
     right, exact, loss = 0, 0, 0.0
     hits: dict[int, list[int]] = {}
     for start in range(0, len(examples.inputs), batch_size):
@@ -53,9 +56,6 @@ def accuracy(
             entry[1] += int((wanted == label).sum())
         if progress is not None:
             progress(len(ids))
-    total = sum(count for _, count in hits.values())
-    if total == 0:
-        raise ValueError("the examples ask for nothing: every label is -100")
     return {
         "accuracy": right / total,
         "exact": exact / len(examples.inputs),

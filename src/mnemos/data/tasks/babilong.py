@@ -250,7 +250,6 @@ def hide(told: Story, length: int, tokenizer: Any, background: Background | None
     if background is None:
         raise ValueError(f"length={length} needs a background text; 0 means the facts alone")
     rng = np.random.default_rng(seed)
-    start, stop = background.random_start(rng), length - needed
-    stop += start
-    places = [min(background.next_start(int(p)), stop) for p in np.sort(rng.integers(start, stop + 1, len(facts)))]
+    start, stop = background.stretch(length - needed, rng)
+    places = [background.place(int(p), start) for p in np.sort(rng.integers(start, stop + 1, len(facts)))]
     return Hidden(told, length, background, start, places, facts, question)

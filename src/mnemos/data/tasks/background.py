@@ -62,9 +62,16 @@ class Background:
             yield piece
             start += len(piece)
 
-    def random_start(self, rng: np.random.Generator) -> int:
-        """The beginning of any sentence."""
-        return int(rng.choice(self.starts))
+    def stretch(self, length: int, rng: np.random.Generator | None = None) -> tuple[int, int]:
+        """[start, stop) of so many tokens, which ends where a sentence does: any, or the text's last. What is cut, is cut in front."""
+        stop = len(self.ids) + (0 if rng is None else int(rng.choice(self.starts)))
+        while stop < length:
+            stop += len(self.ids)
+        return stop - length, stop
+
+    def place(self, position: int, start: int) -> int:
+        """Where something may be hidden: in front of the next sentence, or of everything that begins at `start`."""
+        return start if position <= start else self.next_start(position)
 
 
 def read_texts(path: str | os.PathLike) -> list[str]:

@@ -97,9 +97,9 @@ def needle(
         if value not in values and value not in background.text:
             values.append(value)
     words = {"kind": known.kind, "key": draw("word", rng), "value": values[0]}
-    start = 0 if known.noise else background.random_start(np.random.default_rng(rng.getrandbits(32)))
+    anywhere = None if known.noise else np.random.default_rng(rng.getrandbits(32))
     parts = (HEAD.format(**words), SENTENCE.format(**words), TAIL.format(**words))
-    return _assemble(*parts, values, length, depth, tokenizer, background, start, rng)
+    return _assemble(*parts, values, length, depth, tokenizer, background, anywhere, rng)
 
 
 def needle_of(
@@ -121,7 +121,7 @@ def needle_of(
         raise ValueError(f"the answer {answer!r} stands in the haystack by itself; choose a needle that does not")
     rng = random.Random(f"own:{seed}")
     values = [answer, *(options or similar(answer, 9, rng))]
-    return _assemble("", f"{sentence} ", f"\n{question}", values, length, depth, tokenizer, background, 0, rng)
+    return _assemble("", f"{sentence} ", f"\n{question}", values, length, depth, tokenizer, background, None, rng)
 
 
 def draw(kind: str, rng: random.Random) -> str:
@@ -148,16 +148,17 @@ def similar(answer: str, count: int, rng: random.Random) -> list[str]:
     return found
 
 
-def _assemble(head, sentence, tail, values, length, depth, tokenizer, background, start, rng) -> Needle:
-    """Haystack from `start`, the needle in it, head and tail around: exactly `length` tokens. values[0] is the answer."""
+def _assemble(head, sentence, tail, values, length, depth, tokenizer, background, anywhere, rng) -> Needle:
+    """A haystack, the needle in it, head and tail around: exactly `length` tokens. values[0] is the answer."""
     if not 0 <= depth <= 1:
         raise ValueError(f"depth={depth!r} must lie between 0, the haystack's start, and 1, its end")
     first, hidden, last = (np.asarray(encode(tokenizer, part), dtype=np.int64) for part in (head, sentence, tail))
     straw = length - len(first) - len(hidden) - len(last)
     if straw < 0:
         raise ValueError(f"length={length} cannot hold the {length - straw} tokens of instruction, needle and question")
-    place = min(background.next_start(start + round(depth * straw)), start + straw)
-    before, after = background.take(start, place), background.take(place, start + straw)
+    start, stop = background.stretch(straw, anywhere)
+    place = background.place(start + round(depth * straw), start)
+    before, after = background.take(start, place), background.take(place, stop)
     ids = np.concatenate([first, *before, hidden, *after, last])
     order = list(range(len(values)))
     rng.shuffle(order)
