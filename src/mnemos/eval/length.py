@@ -48,7 +48,7 @@ def context_length_scaling(
     recent: list[np.ndarray] = []
     rows: list[dict[str, Any]] = []
     state, before, total, position, elapsed = None, None, 0.0, 0, 0.0
-    for piece in _cut(lm._regular(pieces), lengths):
+    for piece in _cut(lm.pieces_of(pieces), lengths):
         began = time.perf_counter()
         logits, state = lm.call(piece, state)
         log_p = logits[0].log_softmax(-1).cpu()

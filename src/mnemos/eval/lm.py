@@ -93,7 +93,7 @@ class LanguageModel:
     def read(self, pieces: Iterable[Ids], past: Past | None = None) -> Past:
         """Read a text in pieces, keeping only the state: as long as one likes in constant memory, if the state is."""
         state, length, logits = (None, 0, None) if past is None else (fork(past.state, 1), past.length, None)
-        for ids in self._regular(pieces):
+        for ids in self.pieces_of(pieces):
             logits, state = self.call(ids, state, keep=1)
             length += ids.shape[1]
         if logits is None:
@@ -109,7 +109,7 @@ class LanguageModel:
         """
         state = None if past is None else fork(past.state, 1)
         before = None if past is None else past.log_p[None]  # 1 V
-        coming = self._regular(pieces)
+        coming = self.pieces_of(pieces)
         ids = next(coming, None)
         while ids is not None:
             following = next(coming, None)
@@ -126,7 +126,7 @@ class LanguageModel:
                 yield -log_p.gather(1, targets.to(log_p.device)[:, None]).squeeze(1).cpu()
             before, ids = after[-1][-1:].clone() if after else None, following
 
-    def _regular(self, pieces: Iterable[Ids]) -> Iterator[Tensor]:
+    def pieces_of(self, pieces: Iterable[Ids]) -> Iterator[Tensor]:
         """The same tokens in pieces (1, T) of `piece` tokens, the last one shorter, whatever pieces they come in."""
         waiting: list[Tensor] = []
         count = 0
