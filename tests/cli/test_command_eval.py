@@ -12,6 +12,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from mnemos.cli import main
+from mnemos.eval import Settings
+from mnemos.eval.watch import checkpoint_steps, read_results, watch
 from mnemos.models import MnemosForCausalLM, presets
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "memory_heads": 1, "num_attention_heads": 2}
@@ -176,6 +178,77 @@ def test_a_run_without_an_export_is_opened_by_the_trainer(run, tmp_path, monkeyp
     assert (bare / "eval.json").is_file()
 
 
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+    """A run with checkpoints, and the functions that the trainer offers to open them."""
+    import types
+
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("")
+
+    def save(step: int) -> None:
+        (run / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
+
+    def load_model(path, checkpoint):
+        step = checkpoint_steps(path)[-1] if checkpoint in ("best", "last") else int(checkpoint)
+        if step == 13:
+            raise ValueError("step 13 is being written")
+        torch.manual_seed(step)
+        return MnemosForCausalLM(presets.config("titans-lmm", **SMALL))
+
+    runs = types.ModuleType("mnemos.train.runs")
+    runs.load_model, runs.load_tokenizer = load_model, lambda path: None
+    monkeypatch.setitem(sys.modules, "mnemos.train", types.ModuleType("mnemos.train"))
+    monkeypatch.setitem(sys.modules, "mnemos.train.runs", runs)
+    return run, save
+
+
+def test_a_checkpoint_can_be_chosen(trained, run, capsys):
+    folder, save = trained
+    save(5), save(10)
+    command = ["eval", str(folder), "--suite", "capacity", "--pairs", "1"]
+    found = []
+    for which in (["--checkpoint", "5"], ["--checkpoint", "last"], []):
+        assert main([*command, *which]) == 0
+        found.append(json.loads((folder / "eval.json").read_text())["model"]["weights"])
+    assert found[0] != found[1] == found[2]
+    assert main(["eval", str(run / "export"), "--suite", "capacity", "--checkpoint", "5"]) == 2
+    assert "has no config.yaml" in capsys.readouterr().err
+
+
+def test_watching_evaluates_every_checkpoint_once_and_survives_a_broken_line(trained, capsys):
+    folder, save = trained
+    save(5), save(10), save(13)
+    command = ["eval", str(folder), "--suite", "capacity", "--pairs", "1", "--watch", "1", "--once"]
+    assert main(command) == 0
+    assert [row["step"] for row in read_results(folder)] == [5, 10]
+    assert "step 13: step 13 is being written" in capsys.readouterr().out
+    with open(folder / "eval_results.jsonl", "a") as file:
+        file.write('{"step": 20, "sui')
+    save(20)
+    assert main(command) == 0
+    assert [row["step"] for row in read_results(folder)] == [5, 10, 20]
+    assert "step 5:" not in capsys.readouterr().out
+    assert read_results(folder)[0]["suites"]["capacity"]["rows"][0]["pairs"] == 1
+
+
+def test_watching_looks_again_after_a_while(trained):
+    folder, save = trained
+    save(5)
+    waits = []
+
+    def sleep(seconds):
+        waits.append(seconds)
+        if len(waits) == 2:
+            raise KeyboardInterrupt
+        save(10)
+
+    with pytest.raises(KeyboardInterrupt):
+        watch(folder, ["capacity"], Settings(pairs=(1,)), poll=7, sleep=sleep, report=lambda line: None)
+    assert waits == [7, 7] and [row["step"] for row in read_results(folder)] == [5, 10]
+
+
 def test_another_file_is_not_overwritten(run, tmp_path, capsys):
     other = tmp_path / "notes.json"
     other.write_text('{"mine": 1}')
@@ -194,6 +267,5 @@ def test_help_is_there_without_importing_torch():
 
 def test_the_commands_options_are_the_settings_of_the_suites():
     from mnemos.cli.eval import Options
-    from mnemos.eval import Settings
 
     assert dataclasses.asdict(Options()) == dataclasses.asdict(Settings())

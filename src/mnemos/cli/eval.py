@@ -88,6 +88,9 @@ def evaluate(
     fresh: bool = False,
     device: str = "cpu",
     dtype: str = "auto",
+    checkpoint: str | None = None,
+    watch: float | None = None,
+    once: bool = False,
     options: Annotated[Options, tyro.conf.OmitArgPrefixes] = Options(),  # noqa: B008
 ) -> None:
     """Measure a model: a run's folder, a folder that transformers can open, or a hub's name.
@@ -102,6 +105,9 @@ def evaluate(
         fresh: run again what the results file has already.
         device: where to run.
         dtype: of the weights: auto, float32, bfloat16.
+        checkpoint: of a run: best, last or a step (its export, else the best).
+        watch: evaluate every checkpoint of a run into eval_results.jsonl, and look for new ones every so many seconds.
+        once: with --watch, do not look again.
         options: options of the suites.
     """
     import dataclasses
@@ -115,7 +121,12 @@ def evaluate(
     settings = Settings(**chosen)
     settings.check()
     check_names(suite)
-    opened, tokenizer = load(model, device, dtype)
+    if watch is not None:
+        from ..eval.watch import watch as watch_run
+
+        watch_run(model, suite, settings, watch, once, device, dtype)
+        return
+    opened, tokenizer = load(model, device, dtype, checkpoint)
     target = output or default_output(model)
     about = {"path": str(model), "weights": fingerprint(opened), "dtype": str(opened.dtype).removeprefix("torch.")}
     results = _with_progress(

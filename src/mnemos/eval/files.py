@@ -36,7 +36,7 @@ def write_json(path: str | os.PathLike, content: Any) -> None:
     ...     read_json(f"{folder}/x.json")
     {'loss': None}
     """
-    write_text(path, json.dumps(_finite(content), indent=2, allow_nan=False) + "\n")
+    write_text(path, json.dumps(finite(content), indent=2, allow_nan=False) + "\n")
 
 
 def read_json(path: str | os.PathLike) -> Any:
@@ -47,11 +47,12 @@ def read_json(path: str | os.PathLike) -> Any:
         raise ValueError(f"{path} is not a results file: {broken}") from None
 
 
-def _finite(x: Any) -> Any:
+def finite(x: Any) -> Any:
+    """The same with null for every number that JSON has no word for."""
     if isinstance(x, dict):
-        return {str(key): _finite(value) for key, value in x.items()}
+        return {str(key): finite(value) for key, value in x.items()}
     if isinstance(x, list | tuple):
-        return [_finite(value) for value in x]
+        return [finite(value) for value in x]
     if isinstance(x, float) and not math.isfinite(x):
         return None
     return x
