@@ -37,7 +37,8 @@ def _perplexity(axis, rows: Rows) -> None:
         chosen = [r for r in rows if r["memory"] == memory and r["what"].startswith("positions")]
         x = [int(r["what"].split()[1].split("…")[0]) for r in chosen]
         axis.plot([max(1, v) for v in x], [r["perplexity"] for r in chosen], marker="o", label=f"memory {memory}")
-    axis.set(xlabel="position of the token, from", ylabel="perplexity", xscale="log")
+        _ticks(axis, [max(1, v) for v in x])
+    axis.set(xlabel="position of the token, from", ylabel="perplexity")
     axis.legend(frameon=False)
 
 
@@ -64,13 +65,15 @@ def _by_length(axis, rows: Rows) -> None:
     axis.legend(frameon=False)
 
 
-def _line(x: str, *curves: str, chance: bool = False, log: bool = True) -> Callable[[Any, Rows], None]:
+def _line(x: str, *curves: str, chance: bool = False) -> Callable[[Any, Rows], None]:
     def draw(axis, rows: Rows) -> None:
         for name in curves:
             axis.plot([r[x] for r in rows], [r[name] for r in rows], marker="o", label=name.replace("_", " "))
         if chance:
             axis.plot([r[x] for r in rows], [r["chance"] for r in rows], ls=":", color="grey", label="chance")
-        axis.set(xlabel=x, xscale="log" if log else "linear")
+            axis.set(ylim=(-0.03, 1.03))
+        axis.set(xlabel=x)
+        _ticks(axis, [r[x] for r in rows])
         axis.legend(frameon=False)
 
     return draw
@@ -92,6 +95,14 @@ PANELS: dict[str, Callable[[Any, Rows], None]] = {
     "length": _line("length", "perplexity", "tail_perplexity"),
     "commonsense": _bars,
 }
+
+
+def _ticks(axis, values: list[int]) -> None:
+    """A logarithmic axis that names the values there are."""
+    axis.set_xscale("log")
+    shown = values[:: -(-len(values) // 6)]
+    axis.set_xticks(shown, [f"{v:,}" for v in shown])
+    axis.minorticks_off()
 
 
 def _mean(values: list[float]) -> float:
