@@ -148,13 +148,19 @@ def test_an_answer_is_right_if_it_is_the_only_one_that_is_named():
     )
 
 
-@pytest.mark.parametrize("form", ["json", "jsonl"])
+@pytest.mark.parametrize("form", ["json", "jsonl", "parquet"])
 def test_the_public_data_set_is_read_from_a_folder_and_scored(form, tmp_path, text):
     told = [story("qa1", seed) for seed in range(3)]
     records = [{"input": " ".join(t.facts), "question": t.question, "target": t.answer} for t in told]
     (tmp_path / "4k").mkdir()
-    lines = json.dumps(records) if form == "json" else "\n".join(map(json.dumps, records))
-    (tmp_path / "4k" / f"qa1.{form}").write_text(lines)
+    if form == "parquet":
+        from datasets import Dataset
+
+        Dataset.from_list(records).to_parquet(str(tmp_path / "4k" / "qa1-00000-of-00001.parquet"))
+        Dataset.from_list(records * 2).to_parquet(str(tmp_path / "4k" / "qa10-00000-of-00001.parquet"))
+    else:
+        lines = json.dumps(records) if form == "json" else "\n".join(map(json.dumps, records))
+        (tmp_path / "4k" / f"qa1.{form}").write_text(lines)
     found = public_babilong(answering(answer_story), BYTES, load_public("qa1", "4k", str(tmp_path)), "qa1")
     assert found["samples"] == 3 and found["generated"] == found["likelihood"] == 1
     with pytest.raises(ValueError, match=r"has no 8k/qa1\.json"):

@@ -125,7 +125,7 @@ def load_public(task: str, length: str = "4k", source: str = "RMT-team/babilong"
                     if text.lstrip().startswith("[")
                     else [json.loads(x) for x in text.splitlines() if x]
                 )
-        found = sorted((folder / length).glob(f"{task}*.parquet"))
+        found = sorted([*(folder / length).glob(f"{task}.parquet"), *(folder / length).glob(f"{task}-*.parquet")])
         if not found:
             raise ValueError(f"{folder} has no {length}/{task}.json, .jsonl or .parquet")
         from datasets import load_dataset

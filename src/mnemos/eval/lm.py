@@ -113,9 +113,7 @@ class LanguageModel:
         ids = next(coming, None)
         while ids is not None:
             following = next(coming, None)
-            inputs = (
-                ids if following is not None else ids[:, :-1]
-            )  # nothing comes after the last token: it is never read
+            inputs = ids if following is not None else ids[:, :-1]  # nothing comes after the last: it is never read
             targets = ids[0, 1:] if before is None else ids[0]
             after = [] if before is None else [before]
             if inputs.shape[1]:
