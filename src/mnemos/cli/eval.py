@@ -80,7 +80,7 @@ class Options:
 
 
 def evaluate(
-    model: Annotated[str, tyro.conf.Positional],
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")],
     /,
     suite: tuple[str, ...] = ("perplexity", "needle", "babilong", "capacity", "length"),
     output: Path | None = None,
@@ -147,32 +147,26 @@ def evaluate(
 
 
 def _with_progress(run) -> dict[str, Any]:
-    """Run with a bar for the suite under way: how much of it is done, and for how long."""
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    """Run with a bar for the suite under way: how much of it is done, of how much where that is known, and for how long."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        TextColumn("{task.fields[done]}"),
-        TimeElapsedColumn(),
-    )
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[done]}"), TimeElapsedColumn())
     with Progress(*columns, console=_console(stderr=True)) as bar:
-        tasks: dict[str, Any] = {}
+        bars: dict[str, Any] = {}
         current: list[Any] = []
 
-        def report(name: str, what: str) -> None:
+        def report(name: str, what: str, work: int | None) -> None:
+            if name not in bars:
+                bars[name] = bar.add_task(name, total=None, done="")
             if what == "running":
-                tasks[name] = bar.add_task(name, total=None, done="")
-                current[:] = [tasks[name], 0]
-            elif what == "reused":
-                bar.add_task(name, total=1, completed=1, done="kept from before")
+                current[:] = [bars[name], 0]
+                bar.update(bars[name], total=work)
             else:
-                words = "done" if what == "done" else what
-                bar.update(tasks[name], total=1, completed=1, done=words)
+                bar.update(bars[name], total=1, completed=1, done="kept from before" if what == "reused" else what)
 
         def progress(count: int) -> None:
             current[1] += count
-            bar.update(current[0], done=f"{current[1]:,}")
+            bar.update(current[0], completed=current[1], done=f"{current[1]:,}")
 
         return run(progress, report)
 

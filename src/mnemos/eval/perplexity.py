@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -45,6 +45,7 @@ def perplexity(
     context: int | None = None,
     stride: int | None = None,
     memory: str = "learning",
+    progress: Callable[[int], object] | None = None,
 ) -> Perplexity:
     """Perplexity over all tokens of all texts, each token alike; each text by itself.
 
@@ -72,6 +73,8 @@ def perplexity(
                 sums.bytes -= _first_bytes(lm, text, ids)
             for start, losses in document_losses(lm, ids, context, stride):
                 sums.add(start, losses)
+                if progress is not None:
+                    progress(len(losses))
     return sums.result()
 
 

@@ -16,7 +16,9 @@ from .lm import LanguageModel
 from .suites import Context, Settings, check_names
 
 FORMAT = "mnemos.eval/1"
-Report = Callable[[str, str], object]  # suite, "reused" | "running" | "done" | "failed: ..."
+Report = Callable[
+    [str, str, int | None], object
+]  # suite, "reused" | "running" | "done" | "failed: ...", units of its progress
 
 
 def run_suites(
@@ -38,7 +40,7 @@ def run_suites(
     settings = settings or Settings()
     settings.check()
     chosen = check_names(names)
-    tell = report or (lambda suite, what: None)
+    tell = report or (lambda suite, what, work: None)
     lm = LanguageModel.of(model, tokenizer)
     context = Context(lm, settings, has_text=tokenizer is not None or isinstance(model, LanguageModel))
     identity = about if about is not None else {"model": fingerprint(lm.model)}
@@ -53,14 +55,15 @@ def run_suites(
     for suite in chosen:
         kept = results["suites"].get(suite.name, {})
         if not fresh and kept.get("settings") == used and "rows" in kept:
-            tell(suite.name, "reused")
+            tell(suite.name, "reused", None)
             continue
-        tell(suite.name, "running")
         began = time.perf_counter()
         entry: dict[str, Any] = {"settings": used}
         try:
+            tell(suite.name, "running", None)
             if suite.reads_text and not context.has_text:
                 raise ValueError("the model has no tokenizer, so it cannot read text; mqar and mad need none")
+            tell(suite.name, "running", suite.work(context))
             entry["rows"] = suite.run(context, progress)
         except ValueError as wrong:
             entry["error"] = str(wrong)
@@ -70,7 +73,7 @@ def run_suites(
         results["suites"][suite.name] = entry
         if output is not None:
             write_json(output, results)
-        tell(suite.name, f"failed: {entry['error']}" if "error" in entry else "done")
+        tell(suite.name, f"failed: {entry['error']}" if "error" in entry else "done", None)
     results["suites"] = {name: results["suites"][name] for name in results["suites"]}
     return results
 

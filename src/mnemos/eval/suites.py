@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..data.tasks import BABI_TASKS, NEEDLE_TASKS, Background
+from ..data.tasks import BABI_TASKS, MQAR_PRESETS, NEEDLE_TASKS, Background
 from ..data.tasks.babilong import mentions_names
 from ..data.tasks.background import read_texts
 from .babilong import babilong_suite, load_public, public_babilong
@@ -110,7 +110,7 @@ def _perplexity(c: Context, progress: Progress | None) -> Rows:
     texts = c.texts()
     kinds = ["learning", "frozen"] if has_memory(c.lm.model) else ["learning"]
     for memory in kinds:
-        found = perplexity(c.lm, None, texts, s.window, s.stride, memory).as_dict()
+        found = perplexity(c.lm, None, texts, s.window, s.stride, memory, progress).as_dict()
         places = found.pop("by_position")
         name = memory if len(kinds) > 1 else "-"
         rows.append({"what": "all tokens", "memory": name} | found)
@@ -126,9 +126,16 @@ def _perplexity(c: Context, progress: Progress | None) -> Rows:
     return rows
 
 
+def _needles(c: Context) -> list[str]:
+    """Those that there is a haystack for; a name that is unknown is refused further on."""
+    return [
+        t for t in c.settings.needles if (t in NEEDLE_TASKS and NEEDLE_TASKS[t].noise) or c.background(strict=False)
+    ]
+
+
 def _needle(c: Context, progress: Progress | None) -> Rows:
     s, background = c.settings, c.background(strict=False)
-    tasks = [t for t in s.needles if background is not None or NEEDLE_TASKS[t].noise]
+    tasks = _needles(c)
     if not tasks:
         raise ValueError("these needles lie in a text: give --haystack FILE (only passkey brings its own)")
     return needle_suite(
@@ -206,13 +213,15 @@ def _harness(c: Context, progress: Progress | None) -> Rows:
 
 @dataclass(frozen=True)
 class Suite:
-    """A suite: what it is about, whether it reads text, and the columns a table shows of its rows."""
+    """A suite: what it is about, whether it reads text, the columns a table shows of its rows, and how far its progress will count,
+    where that is known beforehand."""
 
     name: str
     about: str
     run: Callable[[Context, Progress | None], Rows]
     columns: tuple[str, ...]
     reads_text: bool = True
+    work: Callable[[Context], int | None] = lambda context: None
 
 
 SUITES = {
@@ -229,6 +238,7 @@ SUITES = {
             "RULER's single needles, depth by length",
             _needle,
             ("task", "length", "depth", "generated", "likelihood", "chance"),
+            work=lambda c: len(_needles(c)) * len(c.lengths()) * len(c.settings.depths) * c.settings.samples,
         ),
         Suite(
             "babilong",
@@ -242,6 +252,7 @@ SUITES = {
             _mqar,
             ("pairs", "length", "accuracy", "exact", "chance"),
             reads_text=False,
+            work=lambda c: sum(c.settings.examples or count for *_, count in MQAR_PRESETS.get(c.settings.mqar, [])),
         ),
         Suite("mad", "MAD's tasks over ids", _mad, ("task", "accuracy", "classwise", "exact"), reads_text=False),
         Suite(
@@ -249,12 +260,14 @@ SUITES = {
             "how many facts a model keeps",
             _capacity,
             ("pairs", "tokens", "recalled", "recall", "chosen", "chance"),
+            work=lambda c: sum(c.settings.pairs),
         ),
         Suite(
             "length",
             "perplexity, speed and memory as the context grows",
             _length,
             ("length", "perplexity", "tail_perplexity", "tokens_per_second", "state_bytes", "resident_mb"),
+            work=lambda c: max(c.lengths()),
         ),
         Suite(
             "commonsense",
