@@ -71,10 +71,10 @@ def test_streaming_through_the_state_is_one_pass(preset, text):
 
 
 def test_in_float64_streaming_is_one_pass_to_rounding(text):
-    model, ids = small("titans-mac").double(), torch.tensor([[0, *BYTES.encode(text)]])
+    model, ids = small("titans-mac").double(), torch.tensor([[0, *BYTES.encode(text[:500])]])
     with torch.no_grad():
         whole = torch.nn.functional.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:]).item()
-    assert abs(perplexity(LanguageModel(model, BYTES, 37), None, text).loss - whole) < 1e-12
+    assert abs(perplexity(LanguageModel(model, BYTES, 37), None, text[:500]).loss - whole) < 1e-12
 
 
 def test_the_buckets_by_position_add_up_to_the_whole(text):

@@ -87,6 +87,13 @@ def test_seeds_reproduce_and_differ():
     assert one.answer != other.answer
 
 
+def test_a_value_that_stands_in_the_haystack_is_neither_answer_nor_option():
+    drawn = needle("number", 900, 0.5, BYTES, Background(ESSAY, BYTES), seed=4)
+    told = Background(ESSAY + " ".join(f"I counted {option} ships." for option in drawn.options), BYTES)
+    sample = needle("number", 900, 0.5, BYTES, told, seed=4)
+    assert not set(sample.options) & set(drawn.options)
+
+
 def test_a_needle_of_ones_own_is_hidden_and_scored_on_its_answer():
     sample = needle_of("The code is 4711.", "What is the code?", "4711", 300, 0.5, BYTES, Background(ESSAY, BYTES))
     text = BYTES.decode(sample.ids)
