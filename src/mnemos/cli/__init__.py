@@ -12,11 +12,13 @@ from typing import Any
 import tyro
 
 from .data import data
+from .eval import evaluate
 from .presets import presets
 from .tokenizer import tokenizer
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "data": data,
+    "eval": evaluate,
     "presets": presets,
     "tokenizer": tokenizer,
 }
