@@ -1,10 +1,12 @@
 """Speed of the models: training steps, decoding, and titans-pytorch's MAC beside ours.
 
     python benchmarks/models.py                     # everything, several minutes on two cores
-    python benchmarks/models.py --only train        # or: mac, decode, flat, batch
+    python benchmarks/models.py --only train        # or: mac, atlas, lengths, vocabulary, decode, flat, batch
+    python benchmarks/models.py --only lengths --plot docs/images/training_speed.png
 
 float32, byte vocabulary, dim 256, 4 heads. Training: batch 1 x 1,024, depth 2, medians of --runs after two warm steps.
-Decoding: one token per call through the cache, depth 4, no compilation. Each measurement has a process of its own.
+Decoding: one token per call through the cache, depth 4, as it is and after `compile_decoding`. Each measurement has a
+process of its own.
 """
 
 from __future__ import annotations
@@ -33,11 +35,15 @@ TRAINED = [
 DECODED = ["swa", "titans-lmm", "titans-mag", "titans-mal", "titans-mac"]
 
 
-def make(name: str, depth: int):
+LENGTHS = (1024, 4096, 16384, 65536)
+PEER = dict(segment_length=128, num_persistent_tokens=0)  # titans-pytorch's own choices
+
+
+def make(name: str, depth: int, **choices):
     from mnemos.models import MnemosForCausalLM, presets
 
     torch.manual_seed(0)
-    return MnemosForCausalLM(presets.config(name, size="nano", num_hidden_layers=depth, **SHAPE))
+    return MnemosForCausalLM(presets.config(name, size="nano", num_hidden_layers=depth, **{**SHAPE, **choices}))
 
 
 def train(job: dict) -> dict:
@@ -53,14 +59,14 @@ def train(job: dict) -> dict:
             model(ids, return_loss=True).backward()
             model.zero_grad()
     else:
-        model = make(job["name"], job["depth"]).train()
+        model = make(job["name"], job["depth"], **job.get("choices", {})).train()
 
         def call():
             model(ids, labels=ids).loss.backward()
             model.zero_grad()
 
     extra = extra_memory(call)
-    taken = times(call, runs=job["runs"])
+    taken = times(call, runs=job["runs"], warm=job.get("warm", 2))
     return {"rate": job["length"] / median(taken), "extra": max(extra, extra_memory(call))}
 
 
@@ -68,8 +74,13 @@ def train(job: dict) -> dict:
 def decode(job: dict) -> dict:
     model = make(job["name"], 4).eval()
     torch.manual_seed(0)
-    cache, read = None, 0
-    rates = {}
+    cache, read, rates = None, 0, {}
+    if job["compiled"]:
+        model.compile_decoding()
+        tokens, warm = torch.randint(0, 256, (job["batch"], 1)), model.state(torch.randint(0, 256, (job["batch"], 60)))
+        for _ in range(80):  # every graph, the one of a chunk's end too
+            warm = model(tokens, past_key_values=warm, use_cache=True).past_key_values
+            warm.inplace = True
     for at in job["at"]:
         while read < at:
             n = min(4096, at - read)
@@ -105,7 +116,7 @@ def show_train(runs: int) -> None:
 
 def show_mac(runs: int) -> None:
     theirs = run(kind="train", name="peer", depth=2, length=1024, runs=runs)
-    ours = run(kind="train", name="titans-mac", depth=2, length=1024, runs=runs)
+    ours = run(kind="train", name="titans-mac", depth=2, length=1024, runs=runs, choices=PEER)
     if "error" in theirs or "error" in ours:
         print(theirs, ours)
         return
@@ -115,22 +126,84 @@ def show_mac(runs: int) -> None:
     )
 
 
-def show_decode(names: list[str], at: list[int], batch: int) -> None:
+def show_atlas(runs: int) -> None:
+    """Atlas beside sliding-window attention, by the length of a chunk, which is also how often Muon commits."""
+    swa = run(kind="train", name="swa", depth=2, length=4096, runs=runs)["rate"]
+    rows = [["swa", f"{swa:.0f}", "1"]]
+    for name, chunk in (("titans-mag", 64), ("atlas-mag", 64), ("atlas-mag", 128), ("atlas-mag", 256)):
+        result = run(kind="train", name=name, depth=2, length=4096, runs=runs, choices=dict(memory_chunk_size=chunk))
+        rows.append([f"{name}, chunk {chunk}", f"{result['rate']:.0f}", f"{result['rate'] / swa:.2f}"])
+        print("  " + " ".join(rows[-1]), flush=True)
+    print(table(["training, depth 2, 1 x 4,096", "tokens/s", "of swa"], rows), "\n")
+
+
+def show_lengths(plot: str | None) -> None:
+    rows, curves = [], {}
+    for name in ("transformer", "swa", "titans-lmm", "titans-mag", "titans-mal"):
+        rates = {}
+        for length in LENGTHS:
+            if name == "transformer" and length > 16384:  # minutes a step
+                continue
+            result = run(kind="train", name=name, depth=2, length=length, runs=3 if length < 16384 else 1, warm=1)
+            rates[length] = result.get("rate", 0.0)
+            print(f"  {name} {length}: {rates[length]:.0f} tokens/s", flush=True)
+        curves[name] = rates
+        rows.append([name, *(f"{rates[n]:.0f}" if n in rates else "–" for n in LENGTHS)])
+    print(table(["training tokens/s, depth 2, batch 1", *(f"{n:,}" for n in LENGTHS)], rows), "\n")
+    if plot:
+        draw_lengths(curves, plot)
+
+
+def draw_lengths(curves: dict[str, dict[int, float]], path: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6.4, 4))
+    for name, rates in curves.items():
+        axes.plot(list(rates), [n / rate for n, rate in rates.items()], marker="o", label=name)
+    axes.set(xscale="log", yscale="log", xlabel="tokens in a row", ylabel="seconds of a training step")
+    axes.set_xticks(LENGTHS, [f"{n // 1024}k" for n in LENGTHS])
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def show_vocabulary(runs: int) -> None:
+    """A large vocabulary beside bytes: what the step needs more, and what its logits alone would be."""
+    length = 4096
+    small = run(kind="train", name="swa", depth=2, length=length, runs=runs)
+    large = run(kind="train", name="swa", depth=2, length=length, runs=runs, choices=dict(vocab_size=32000))
+    logits = length * 32000 * 4 / 2**20
+    print(
+        f"swa, 1 x 4,096: +{small['extra']:.0f} MB with 256 tokens, +{large['extra']:.0f} MB with 32,000 "
+        f"(the logits alone would be {logits:.0f} MB, as many again for their gradient)\n"
+    )
+
+
+def show_decode(names: list[str], at: list[int], batch: int, kinds: tuple[bool, ...] = (False, True)) -> None:
     rows = []
     for name in names:
-        result = run(kind="decode", name=name, at=at, batch=batch, tokens=100)
-        if "error" in result:
-            rows.append([name, result["error"]] + [""] * len(at))
-            continue
-        rows.append([name, *(f"{rate:.0f}" for rate in result["rates"].values()), f"{result['bytes']:,}"])
-        print("  " + " ".join(rows[-1]), flush=True)
+        for compiled in kinds:
+            if compiled and name == "titans-mac":
+                continue
+            result = run(kind="decode", name=name, at=at, batch=batch, tokens=100, compiled=compiled)
+            label = f"{name}, compiled" if compiled else name
+            if "error" in result:
+                rows.append([label, result["error"]] + [""] * len(at))
+                continue
+            rows.append([label, *(f"{rate:.0f}" for rate in result["rates"].values()), f"{result['bytes']:,}"])
+            print("  " + " ".join(rows[-1]), flush=True)
     header = [f"tokens/s, depth 4, batch {batch}", *(f"at {n:,}" for n in at), "state bytes"]
     print(table(header, rows), "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["train", "mac", "decode", "flat", "batch"])
+    parser.add_argument("--only", choices=["train", "mac", "atlas", "lengths", "vocabulary", "decode", "flat", "batch"])
+    parser.add_argument("--plot", help="where to draw the lengths")
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -142,8 +215,11 @@ def main() -> None:
     parts = {
         "train": lambda: show_train(options.runs),
         "mac": lambda: show_mac(options.runs),
+        "atlas": lambda: show_atlas(options.runs),
+        "lengths": lambda: show_lengths(options.plot),
+        "vocabulary": lambda: show_vocabulary(options.runs),
         "decode": lambda: show_decode(DECODED, [100], 1),
-        "flat": lambda: show_decode(["titans-lmm", "titans-mag", "titans-mal"], [100, 10_000, 100_000], 1),
+        "flat": lambda: show_decode(["titans-lmm", "titans-mag", "titans-mal"], [100, 10_000, 100_000], 1, (False,)),
         "batch": lambda: show_decode(["titans-lmm", "titans-mag"], [100], 16),
     }
     for name, part in parts.items():
