@@ -116,6 +116,15 @@ class Spread:
             return self.call.no_sync()
         return contextlib.nullcontext()
 
+    def settle(self) -> None:
+        """Back to the shards: a forward pass without a backward one leaves some weights gathered."""
+        if self.strategy in ("fsdp", "hybrid"):
+            from torch.distributed.fsdp import FSDPModule
+
+            for module in self.model.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+
     @property
     def gradient_scale(self) -> float:
         """Gradients are averaged over processes, but a loss that is a share of the global one wants their sum."""

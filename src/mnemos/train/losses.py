@@ -5,7 +5,6 @@ Shapes: b rows, T time, H heads of a gate.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ..models.loss import IGNORED

@@ -22,7 +22,6 @@ from .config import TrainConfig
 from .control import MemoryDropout, set_chunk_size
 from .display import Display, Silent
 from .distributed import Spread, open_world
-from .files import write_text
 from .guard import Guard
 from .optimisers import Optimisers
 from .probes import contribution, look_inside, needle
@@ -286,6 +285,7 @@ class Trainer:
             with torch.no_grad(), self.stepper.autocast():
                 yield
         finally:
+            self.spread.settle()
             self.model.train()
 
     def validate(self) -> float:
@@ -328,12 +328,14 @@ class Trainer:
         """Validation loss of the averaged weights, which change places with the live ones for as long as it takes."""
         if not self.average:
             return None
+        self.spread.settle()
         live = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         try:
             for name, p in self.model.named_parameters():
                 p.data.copy_(self.average[name])
             return self.stepper.evaluate(self.data.validation)[0]
         finally:
+            self.spread.settle()
             for name, p in self.model.named_parameters():
                 p.data.copy_(live[name])
 
