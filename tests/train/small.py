@@ -37,17 +37,15 @@ def small(folder: Path, preset: str = "titans-mag", **changes) -> TrainConfig:
     memory = "memory={heads: 2, chunk_size: 8}" if preset.startswith("titans") else SET[-1]
     config = TrainConfig(
         model=ModelConfig(preset=preset, set=(*SET[:-1], memory)),
-        data=DataConfig(sources=(text_file(folder),), seq_len=32, batch_size=4, val_fraction=0.1, val_batches=2),
+        data=DataConfig(sources=(text_file(folder),), seq_len=32, batch_size=4, val_fraction=0.1, val_batches=2, cache_dir=str(folder / 'cache')),
         optim=OptimConfig(lr=3e-3),
         checkpoint=CheckpointConfig(every=5, asynchronous=False),
-        watch=WatchConfig(log_every=1, validate_every=0, sample_tokens=4, prompt="the"),
+        watch=WatchConfig(log_every=1, validate_every=0, sample_tokens=0, prompt="the"),
         folder=str(folder / "runs"),
         name="a",
         steps=10,
         device="cpu",
     )
-    if hasattr(config.data, "cache_dir"):
-        config.data.cache_dir = str(folder / "cache")
     for name, value in changes.items():
         part = getattr(config, name)
         setattr(config, name, dataclasses.replace(part, **value) if isinstance(value, dict) else value)

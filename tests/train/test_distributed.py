@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import losses, small
+from small import events, losses, small
 
 from mnemos.train import ParallelConfig, Trainer, export, load_model
+from mnemos.train.telemetry import read_metrics
 
 HERE = Path(__file__).parent
 SRC = HERE.parents[1] / "src"
@@ -28,12 +29,16 @@ def torchrun(jobs: Path, processes: int = 2) -> None:
 
 
 CASES = {
-    "fsdp": dict(parallel=ParallelConfig("fsdp")),
+    "fsdp": dict(parallel=ParallelConfig("fsdp"), watch={"validate_every": 4, "probe_every": 4, "probe_length": 64, "sample_tokens": 3}),
     "ddp": dict(parallel=ParallelConfig("ddp")),
-    "hybrid": dict(parallel=ParallelConfig("hybrid", shard=1), checkpoint={"asynchronous": True}),
+    "carried": dict(parallel=ParallelConfig("fsdp"), data={"carry_state": True}, checkpoint={"every": 2, "asynchronous": True}),
+}
+LONGER = {
+    "hybrid": dict(parallel=ParallelConfig("hybrid", shard=1), optim={"ema": 0.9}, watch={"validate_every": 2}),
     "pieces": dict(parallel=ParallelConfig("fsdp"), accumulate=2, data={"batch_size": 2}),
-    "carried": dict(parallel=ParallelConfig("fsdp"), data={"carry_state": True}),
+    "pieces-ddp": dict(parallel=ParallelConfig("ddp"), accumulate=2, data={"batch_size": 2}),
     "carried-ddp": dict(parallel=ParallelConfig("ddp"), data={"carry_state": True}, preset="atlas-mag"),
+    "documents": dict(parallel=ParallelConfig("fsdp"), data={"packing": "documents"}, preset="titans-mac"),
     "polarised": dict(parallel=ParallelConfig("fsdp"), loss={"polarisation": 0.5}),
     "muon": dict(parallel=ParallelConfig("fsdp"), optim={"name": "muon", "lr": 1e-3}, preset="atlas-mag"),
 }
@@ -41,75 +46,99 @@ STEPS = 4
 
 
 def config_of(folder: Path, case: str, **changes):
-    return small(folder, steps=STEPS, **{"name": case, "seed": 3, "watch": {"validate_every": 2}} | CASES[case] | changes)
+    settings = {"name": case, "seed": 3, "checkpoint": {"every": 2}} | (CASES | LONGER)[case] | changes
+    return small(folder, steps=STEPS, **settings)
+
+
+def launch(folder: Path, cases) -> Path:
+    jobs = folder / "jobs"
+    jobs.mkdir()
+    for case in cases:
+        config_of(folder, case).save(jobs / f"{case}.yaml")
+        Trainer(config_of(folder, case, name=f"{case}-alone")).train()
+    return jobs
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Every case run by two processes, and one run of a single process that two go on with."""
+    """Every case run by two processes and by one; and one run begun by a single process that two go on with."""
     folder = tmp_path_factory.mktemp("two")
-    jobs = folder / "jobs"
-    jobs.mkdir()
-    for case in CASES:
-        config_of(folder, case).save(jobs / f"{case}.yaml")
+    jobs = launch(folder, CASES)
     begun = config_of(folder, "carried", name="grown")
-    begun.steps = 2
-    Trainer(begun).train()
-    begun.steps = STEPS
+    shutil.copytree(folder / "runs" / "carried-alone", folder / "runs" / "grown")
+    shutil.rmtree(folder / "runs" / "grown" / "checkpoints" / "step-000004")
     begun.save(jobs / "zz-grown.yaml")
     torchrun(jobs)
     return folder
 
 
-def alone(folder: Path, case: str) -> dict[int, float]:
-    Trainer(config_of(folder, case, name=f"{case}-alone")).train()
-    return losses(folder / "runs" / f"{case}-alone")
+@pytest.fixture(scope="module")
+def longer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("longer")
+    torchrun(launch(folder, LONGER))
+    return folder
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_two_processes_have_the_losses_of_one_with_the_same_global_batch(folder, case):
-    expected, found = alone(folder, case), losses(folder / "runs" / case)
+def assert_alike(folder: Path, case: str, tolerance: float = 2e-5) -> None:
+    expected, found = losses(folder / "runs" / f"{case}-alone"), losses(folder / "runs" / case)
     assert list(found) == [1, 2, 3, 4]
-    tolerance = 2e-3 if case == "muon" else 2e-5  # torch's muon orthogonalises in bfloat16
     for step, loss in expected.items():
         assert found[step] == pytest.approx(loss, rel=tolerance), f"step {step}"
     assert abs(expected[4] - expected[1]) > 0.05  # they moved: equality says something
 
 
-def test_a_batch_in_two_pieces_is_the_batch_in_one(folder):
-    whole, pieces = losses(folder / "runs" / "fsdp"), losses(folder / "runs" / "pieces")
-    assert whole.keys() == pieces.keys()
-    one = config_of(folder, "fsdp", name="whole-alone")
-    Trainer(one).train()
-    halves = config_of(folder, "pieces", name="pieces-alone")
-    Trainer(halves).train()
-    assert losses(folder / "runs" / "pieces-alone") == pytest.approx(losses(folder / "runs" / "pieces"), rel=2e-5)
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_have_the_losses_of_one_with_the_same_global_batch(folder, case):
+    assert_alike(folder, case)
 
 
-@pytest.mark.parametrize("case", ["fsdp", "ddp", "carried"])
+@pytest.mark.slow
+@pytest.mark.parametrize("case", LONGER)
+def test_so_they_do_with_everything_else_that_changes_a_step(longer, case):
+    assert_alike(longer, case, 2e-3 if case == "muon" else 2e-5)  # torch's muon orthogonalises in bfloat16
+
+
+def test_two_processes_measure_what_one_does(folder):
+    two, one = (read_metrics(folder / "runs" / name, "validate")[-1] for name in ("fsdp", "fsdp-alone"))
+    assert two["val_loss"] == pytest.approx(one["val_loss"], rel=1e-4)
+    assert two["tokens_validated"] == one["tokens_validated"]
+    assert two["memory"]["perplexity_without"] == pytest.approx(one["memory"]["perplexity_without"], rel=1e-3)
+    two, one = (read_metrics(folder / "runs" / name, "probe")[-1] for name in ("fsdp", "fsdp-alone"))
+    assert two["gain"] == pytest.approx(one["gain"], abs=1e-3)
+    texts = [(folder / "runs" / name / "samples.jsonl").read_text() for name in ("fsdp", "fsdp-alone")]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_one_process_goes_on_where_two_stopped(folder, case):
     source, copy = folder / "runs" / case, folder / "runs" / f"{case}-shrunk"
-    shutil.copytree(source, copy, dirs_exist_ok=True)
+    shutil.copytree(source, copy)
     shutil.rmtree(copy / "checkpoints" / "step-000004")
-    config = config_of(folder, case, name=copy.name)
-    assert [int(p.name[5:]) for p in sorted((copy / "checkpoints").glob("step-*"))] == [2]
-    Trainer(config, resume=True).train()
-    expected = losses(source)
-    assert losses(copy) == pytest.approx(expected, rel=2e-5)
+    Trainer(config_of(folder, case, name=copy.name), resume=True).train()
+    assert f"going on from {copy}/checkpoints/step-000002" in events(copy)
+    assert losses(copy) == pytest.approx(losses(source), rel=2e-5)
 
 
 def test_two_processes_go_on_where_one_stopped(folder):
-    assert losses(folder / "runs" / "grown") == pytest.approx(alone(folder, "carried"), rel=2e-5)
+    assert "step-000002" in events(folder / "runs" / "grown")
+    assert losses(folder / "runs" / "grown") == pytest.approx(losses(folder / "runs" / "carried-alone"), rel=2e-5)
 
 
-@pytest.mark.parametrize("case", ["fsdp", "ddp", "hybrid"])
+@pytest.mark.parametrize("case", CASES)
 def test_a_model_trained_by_two_processes_is_exported_whole(folder, case):
     from transformers import AutoModelForCausalLM
 
-    alone(folder, case) if not (folder / "runs" / f"{case}-alone").exists() else None
     out = export(folder / "runs" / case, folder / f"out-{case}", checkpoint="last")
     model = AutoModelForCausalLM.from_pretrained(out)
     ids = torch.arange(40).unsqueeze(0)
     expected = load_model(folder / "runs" / f"{case}-alone", "last")
     with torch.no_grad():
         assert torch.allclose(model(ids).logits, expected(ids).logits, atol=2e-4)
+
+
+def test_a_batch_that_processes_cannot_share_is_refused(tmp_path, monkeypatch):
+    from mnemos.train import distributed, trainer
+
+    monkeypatch.setattr(trainer, "open_world", lambda device: distributed.World(0, 3, torch.device("cpu")))
+    with pytest.raises(ValueError, match=r"data.batch_size=4 must be a multiple of the 3 processes"):
+        Trainer(small(tmp_path))

@@ -11,18 +11,22 @@ from typing import Any
 
 import tyro
 
+from .data import data
 from .export import export
 from .generate import generate
 from .presets import presets
 from .runs import runs
+from .tokenizer import tokenizer
 from .train import run_train, train
 
 COMMANDS: dict[str, Callable[..., Any]] = {
-    "presets": presets,
-    "train": train,
-    "generate": generate,
+    "data": data,
     "export": export,
+    "generate": generate,
+    "presets": presets,
     "runs": runs,
+    "tokenizer": tokenizer,
+    "train": train,
 }
 OWN_ARGUMENTS = {"train": run_train}  # commands whose flags are known only once their modules are imported
 

@@ -136,7 +136,7 @@ class WatchConfig:
     sample_every: int = 0
     """a sample from the model; one is always made at the end"""
     sample_tokens: int = 120
-    """length of a sample"""
+    """length of a sample; 0 makes none"""
     prompt: str = "The "
     """what a sample begins with"""
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()

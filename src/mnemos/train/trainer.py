@@ -341,7 +341,9 @@ class Trainer:
 
     def probe(self) -> dict[str, float]:
         """A needle in a haystack of held-out text."""
-        first = next(iter(self.data.validation))
+        first = next(iter(self.data.validation), None)
+        if first is None:
+            return {}
         haystack = self.world.tell(first["input_ids"].flatten())
         with self._evaluating():
             found = needle(
@@ -354,6 +356,8 @@ class Trainer:
     def sample(self) -> str:
         """A continuation of the prompt; the random numbers of training are left alone."""
         watch, tokenizer = self.config.watch, self.data.tokenizer
+        if not watch.sample_tokens:
+            return ""
         ids = torch.tensor([tokenizer.encode(watch.prompt)], device=self.world.device)
         devices = [self.world.device] if self.world.device.type == "cuda" else []
         with torch.random.fork_rng(devices), self._evaluating():

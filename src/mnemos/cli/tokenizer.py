@@ -1,0 +1,84 @@
+"""`mnemos tokenizer train` makes a BPE tokenizer from a corpus, `mnemos tokenizer show` says what one does with a text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+@dataclass
+class Train:
+    """Train a byte-level BPE tokenizer with <pad> <unk> <bos> <eos> on a sample of the sources, and write it as a folder."""
+
+    data: Annotated[tuple[str, ...], tyro.conf.Positional] = ("embedded",)
+    """Files, folders, recipes or hub datasets; `:0.4` behind each is its weight."""
+    output: str = "tokenizer"
+    """The folder to write: `--tokenizer FOLDER` and transformers' AutoTokenizer read it."""
+    vocab_size: int = 32_000
+    """Tokens, special ones included. A small corpus may give fewer."""
+    target_chars: int = 50_000_000
+    """Characters to train on, at most."""
+    keep_corpus: bool = False
+    """Keep the text that was sampled."""
+    corpus_path: str | None = None
+    """Where to keep it (corpus.txt in the output folder); naming it keeps it."""
+    seed: int = 42
+    """Which of many files are sampled first."""
+    text_column: str = "text"
+    """The column or key that holds a document."""
+
+
+@dataclass
+class Show:
+    """Print a tokenizer's size and special tokens, and how it cuts a text."""
+
+    name: Annotated[str, tyro.conf.Positional] = "bytes"
+    """bytes, a tokenizer.json, a folder, or a hub name."""
+    text: str = "The quick brown fox jumps over the lazy dog."
+    """The text to cut."""
+    eos_token: str | None = None
+    """The token that ends a document, where the tokenizer does not say."""
+
+
+def tokenizer(
+    command: Annotated[
+        Annotated[Train, tyro.conf.subcommand("train")] | Annotated[Show, tyro.conf.subcommand("show")],
+        tyro.conf.arg(name=""),
+    ],
+) -> None:
+    """Make or look at tokenizers."""
+    _train(command) if isinstance(command, Train) else _show(command)
+
+
+def _train(command: Train) -> None:
+    from ..data.bpe import kept, sample_texts, train_bpe
+    from ..data.display import training_tokenizer
+    from ..data.readers import Rules
+    from ..data.sources import resolve
+
+    rules = Rules(column=command.text_column)
+    sources = resolve(command.data, rules)
+    folder = Path(command.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    with training_tokenizer(None) as on_chars:
+        texts = sample_texts(sources, rules, command.target_chars, command.seed, on_chars)
+        if command.keep_corpus or command.corpus_path:
+            texts = kept(texts, command.corpus_path or folder / "corpus.txt")
+        made = train_bpe(texts, command.vocab_size)
+    made.save(folder)
+    print(f"{made.vocab_size} tokens in {folder}")
+    if made.vocab_size < command.vocab_size:
+        print(f"The text holds no more pairs worth a token, though {command.vocab_size} were asked for.")
+
+
+def _show(command: Show) -> None:
+    from ..data.tokenizer import open_tokenizer
+
+    opened = open_tokenizer(command.name, command.eos_token)
+    ids = opened.encode(command.text)
+    size = len(command.text.encode())
+    print(f"{opened.name}: {opened.vocab_size} tokens, end {opened.eos_token_id}, begin {opened.bos_token_id}")
+    print(f"{len(ids)} tokens for {size} bytes ({size / max(1, len(ids)):.2f} bytes a token):", *ids)

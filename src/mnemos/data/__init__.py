@@ -1,0 +1,63 @@
+"""Data: text of any source, tokenised once into memory-mapped shards, and batches of it in an order that can be repeated.
+
+`open_data(DataConfig(...))` is the way in. Names are loaded when first used: the processes that tokenise need no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .batches import Batches, FixedBatches
+    from .bpe import train_bpe
+    from .config import DataConfig
+    from .long_context import BookDataset, LongContextDataset
+    from .opening import Data, open_data
+    from .padding import collate
+    from .recall import RecallDataset
+    from .report import Report
+    from .tokenizer import ByteTokenizer, Tokenizer, check_vocabulary, open_tokenizer
+
+_HOME = {
+    "Batches": "batches",
+    "BookDataset": "long_context",
+    "ByteTokenizer": "tokenizer",
+    "Data": "opening",
+    "DataConfig": "config",
+    "FixedBatches": "batches",
+    "LongContextDataset": "long_context",
+    "RecallDataset": "recall",
+    "Report": "report",
+    "Tokenizer": "tokenizer",
+    "check_vocabulary": "tokenizer",
+    "collate": "padding",
+    "open_data": "opening",
+    "open_tokenizer": "tokenizer",
+    "train_bpe": "bpe",
+}
+
+__all__ = [
+    "Batches",
+    "BookDataset",
+    "ByteTokenizer",
+    "Data",
+    "DataConfig",
+    "FixedBatches",
+    "LongContextDataset",
+    "RecallDataset",
+    "Report",
+    "Tokenizer",
+    "check_vocabulary",
+    "collate",
+    "open_data",
+    "open_tokenizer",
+    "train_bpe",
+]
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    return value

@@ -1,0 +1,78 @@
+"""A BPE tokenizer made from the corpus it is for, by the `tokenizers` library."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from .files import require, whole_file
+from .readers import Rules, read
+from .report import Report
+from .sources import Source
+from .tokenizer import SPECIAL, FastTokenizer
+
+
+def train_bpe(
+    texts: Iterator[str] | Sequence[str], vocab_size: int = 32_000, name: str | None = None, progress: bool = False
+) -> FastTokenizer:
+    """A byte-level BPE with `<pad> <unk> <bos> <eos>` as tokens 0 to 3; no text is unknown to it.
+
+    A small corpus may not hold enough pairs: the vocabulary is then smaller than asked for.
+
+    >>> tokenizer = train_bpe(["to be or not to be"] * 9, vocab_size=270)
+    >>> tokenizer.decode(tokenizer.encode("to be — or not")), tokenizer.eos_token_id
+    ('to be — or not', 3)
+    """
+    least = 256 + len(SPECIAL)
+    if not isinstance(vocab_size, int) or vocab_size < least:
+        raise ValueError(f"vocab_size must be at least {least} (bytes and special tokens), but is {vocab_size!r}")
+    library = require("tokenizers", "lm")
+    backend = library.Tokenizer(library.models.BPE(unk_token="<unk>"))
+    backend.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = library.decoders.ByteLevel()
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=progress,
+    )
+    backend.train_from_iterator(texts, trainer)
+    return FastTokenizer(name or f"bpe:{vocab_size}", backend, eos=3, bos=2, pad=0, config={"unk_token": "<unk>"})
+
+
+def sample_texts(
+    sources: Sequence[Source],
+    rules: Rules,
+    target_chars: int,
+    seed: int = 0,
+    on_chars: Callable[[int], None] = lambda n: None,
+) -> Iterator[str]:
+    """About `target_chars` characters of the sources: shares by weight, from many files, the same for a seed."""
+    if target_chars < 1:
+        raise ValueError(f"target_chars must be at least 1, but is {target_chars}")
+    sizes = [source.weight or max(1.0, float(sum(item.size for item in source.items))) for source in sources]
+    order = random.Random(seed)
+    for source, size in zip(sources, sizes):
+        wanted = target_chars * size / sum(sizes)
+        items = list(source.items)
+        order.shuffle(items)
+        for i, item in enumerate(items):
+            share = wanted / (len(items) - i)  # what one file lacks, the others give
+            for piece in read(item, rules, Report()):
+                text = piece.text[: max(1, int(share))]
+                yield text
+                on_chars(len(text))
+                wanted, share = wanted - len(text), share - len(text)
+                if share < 1:
+                    break
+            if wanted < 1:
+                break
+
+
+def kept(texts: Iterator[str], path: str | Path) -> Iterator[str]:
+    """Pass texts on, and write them into a file, whole or not at all."""
+    with whole_file(path) as file:
+        for text in texts:
+            file.write(text.encode(errors="replace") + b"\n")
+            yield text

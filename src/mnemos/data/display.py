@@ -1,0 +1,57 @@
+"""Progress bars, for those who wait at a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator
+
+from .build import Progress
+
+
+@contextlib.contextmanager
+def building(total: int, show: bool | None) -> Generator[Callable[[Progress], None], None, None]:
+    """A bar over the bytes of all files, with the tokens made so far; it appears with the first progress."""
+    from rich.console import Console
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    columns = (TextColumn("tokenising"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[made]}"))
+    bar = Bar(
+        *columns, TimeRemainingColumn(), console=console, disable=not (console.is_terminal if show is None else show)
+    )
+    task = bar.add_task("", total=max(1, total), made="")
+    tokens = text = 0
+
+    def on_progress(progress: Progress) -> None:
+        nonlocal tokens, text
+        if not bar.live.is_started:
+            bar.start()
+        tokens, text = tokens + progress.tokens, text + progress.text_bytes
+        bar.update(task, advance=progress.file_bytes, made=f"{text / 1e6:,.0f} MB, {tokens / 1e6:,.1f} M tokens")
+
+    try:
+        yield on_progress
+    finally:
+        bar.stop()
+
+
+@contextlib.contextmanager
+def training_tokenizer(show: bool | None) -> Generator[Callable[[int], None], None, None]:
+    """A line that says how much of the corpus the tokenizer has seen."""
+    from rich.console import Console
+    from rich.status import Status
+
+    console = Console(stderr=True)
+    seen = 0
+    if not (console.is_terminal if show is None else show):
+        yield lambda n: None
+        return
+    with Status("training the tokenizer", console=console) as status:
+
+        def on_chars(n: int) -> None:
+            nonlocal seen
+            seen += n
+            status.update(f"training the tokenizer on {seen / 1e6:,.1f} M characters")
+
+        yield on_chars

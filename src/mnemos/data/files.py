@@ -1,0 +1,78 @@
+"""Files that are written whole or not at all, the cache folder, and extras that may be missing."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import uuid
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+
+@contextlib.contextmanager
+def whole_file(path: str | os.PathLike) -> Generator[BinaryIO, None, None]:
+    """A file to write into that gets its name only when the block ends well: synced, then renamed.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with whole_file(f"{folder}/a") as file:
+    ...         _ = file.write(b"x")
+    ...     os.listdir(folder)
+    ['a']
+    """
+    path = Path(path)
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:16]}.part")
+    file = open(temporary, "xb")  # noqa: SIM115 — not mkstemp, which gives the file to its owner alone
+    try:
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def write_json(path: str | os.PathLike, content: Any) -> None:
+    """JSON in a file, whole or not at all."""
+    with whole_file(path) as file:
+        file.write(json.dumps(content, indent=1, ensure_ascii=False).encode())
+
+
+def read_json(path: str | os.PathLike) -> Any:
+    """What `write_json` wrote; None where there is none, or none that can be read."""
+    try:
+        return json.loads(Path(path).read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def cache_folder(chosen: str | None) -> Path:
+    """The folder of shards and trained tokenizers, made if need be."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    folder = Path(chosen or os.environ.get("MNEMOS_CACHE") or os.path.join(home, "mnemos")).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as wrong:
+        raise ValueError(f"cache_dir {folder} cannot be made: {wrong.strerror}; choose another") from None
+    return folder
+
+
+def require(module: str, extra: str) -> Any:
+    """Import a module of an extra; where it is absent, one sentence.
+
+    >>> require("nosuchmodule", "data")
+    Traceback (most recent call last):
+    ValueError: this needs nosuchmodule: pip install 'mnemos[data]'
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").split(".")[0] != module.split(".")[0]:
+            raise
+        raise ValueError(f"this needs {module.split('.')[0]}: pip install 'mnemos[{extra}]'") from None

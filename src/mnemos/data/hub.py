@@ -1,0 +1,63 @@
+"""Datasets of the Hugging Face hub, streamed by `datasets`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from .files import require
+
+
+def records(name: str, subset: str | None, split: str, column: str) -> Iterator[Any]:
+    """The text column of a dataset, row by row, nothing downloaded in whole."""
+    dataset = open_hub(name, subset, split)
+    columns = list(dataset.features) if dataset.features else None
+    if columns is None:
+        first = next(iter(dataset), None)
+        columns = list(first) if first else [column]
+    if column not in columns:
+        raise ValueError(f"dataset {name} has no column {column!r}: text_column can be one of {', '.join(columns)}")
+    for row in dataset.select_columns(column):
+        yield row[column]
+
+
+def open_hub(name: str, subset: str | None, split: str) -> Any:
+    """A streaming dataset, or a sentence why there is none."""
+    datasets = require("datasets", "data")
+    hub = require("huggingface_hub", "data")
+    where = f"{name}@{subset}" if subset else name
+    try:
+        if not os.path.isdir(name) and not hub.is_offline_mode():
+            hub.HfApi().dataset_info(name, timeout=20)  # `datasets` itself would try for half a minute
+        return datasets.load_dataset(name, subset, split=split, streaming=True)
+    except hub.errors.RepositoryNotFoundError:
+        raise ValueError(f"source {where!r} is no file, no folder, no recipe and no dataset of the hub") from None
+    except hub.errors.HfHubHTTPError as refused:
+        raise ValueError(f"the hub refused dataset {where!r}: {str(refused).splitlines()[0]}") from None
+    except Exception as wrong:
+        if _is_network(wrong):
+            raise ValueError(
+                f"source {where!r} is no file, no folder and no recipe, and the hub cannot be reached to look for it there"
+            ) from None
+        if isinstance(wrong, ValueError | FileNotFoundError):
+            raise ValueError(f"dataset {where!r} cannot be opened: {str(wrong).splitlines()[0]}") from None
+        raise
+
+
+def _is_network(wrong: BaseException | None) -> bool:
+    """Whether the network is to blame: its libraries have exceptions of their own, by family."""
+    while wrong is not None:
+        if isinstance(wrong, ConnectionError | TimeoutError):
+            return True
+        names = {kind.__name__ for kind in type(wrong).__mro__}
+        if names & {
+            "ConnectError",
+            "ConnectionError",
+            "TransportError",
+            "OfflineModeIsEnabled",
+            "LocalEntryNotFoundError",
+        }:
+            return True
+        wrong = wrong.__cause__ or wrong.__context__
+    return False

@@ -1,0 +1,143 @@
+"""Parts tokenised by processes of their own: `python -m mnemos.data.processes` takes jobs and answers, a line of JSON each.
+
+Plain processes, not multiprocessing: no fork of a program with threads, no second import of the user's script, no pickle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from .parts import Item
+from .readers import Rules
+from .tokenizer import ByteTokenizer, FastTokenizer, Tokenizer, open_tokenizer
+
+
+def encode_in_processes(
+    jobs: Sequence[tuple[int, Sequence[Item]]],
+    folder: Path,
+    tokenizer: Tokenizer,
+    rules: Rules,
+    add_bos: bool,
+    workers: int,
+    on_progress,
+) -> None:
+    """Every job (shard number, items) is done when this returns; the first error of a process is raised here."""
+    with contextlib.ExitStack() as stack:
+        opened = _tokenizer_file(tokenizer, folder)
+        waiting: queue.SimpleQueue = queue.SimpleQueue()
+        for number, items in jobs:
+            waiting.put({"number": number, "items": [item.as_json() for item in items], "folder": str(folder)})
+        common: dict[str, Any] = {"rules": vars(rules), "tokenizer": opened, "add_bos": add_bos}
+        common |= {"ends": [tokenizer.eos_token_id, tokenizer.bos_token_id]}
+        lock, stop = threading.Lock(), threading.Event()
+        processes = [stack.enter_context(_worker(workers)) for _ in range(workers)]
+        with ThreadPoolExecutor(workers) as pool:
+            try:
+                for done in [pool.submit(_feed, p, waiting, common, lock, stop, on_progress) for p in processes]:
+                    done.result()
+            except BaseException:
+                stop.set()
+                for process in processes:
+                    process.terminate()
+                raise
+
+
+def _tokenizer_file(tokenizer: Tokenizer, folder: Path) -> dict[str, str | None]:
+    """What the processes open, whatever the tokenizer was opened from."""
+    if isinstance(tokenizer, ByteTokenizer):
+        return {"name": "bytes", "eos_token": None}
+    place = folder / "tokenizer"
+    tokenizer.save(place)
+    if isinstance(tokenizer, FastTokenizer):  # by itself, this file needs no transformers
+        return {
+            "name": str(place / "tokenizer.json"),
+            "eos_token": tokenizer.backend.id_to_token(tokenizer.eos_token_id),
+        }
+    return {"name": str(place), "eos_token": None}
+
+
+@contextlib.contextmanager
+def _worker(workers: int):
+    threads = str(max(1, (os.cpu_count() or 1) // workers))
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": threads}
+    environment |= {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+    with subprocess.Popen(
+        [sys.executable, "-m", "mnemos.data.processes"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        yield process
+
+
+def _feed(process: subprocess.Popen, waiting: queue.SimpleQueue, common: dict, lock, stop, on_progress) -> None:
+    """Give a process one job after another and pass its answers on; its stdin is closed when there are no more."""
+    from .build import Progress
+
+    assert process.stdin and process.stdout
+    while not stop.is_set():
+        try:
+            job = waiting.get_nowait()
+        except queue.Empty:
+            break
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(job | common) + "\n")
+            process.stdin.flush()
+        for line in process.stdout:
+            answer = json.loads(line)
+            if "error" in answer:
+                raise ValueError(answer["error"])
+            if "done" in answer:
+                break
+            with lock:
+                on_progress(Progress(**answer))
+        else:
+            raise RuntimeError(f"a process that tokenised ended before its work (exit status {process.wait()})")
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()
+
+
+def main() -> None:
+    """Serve jobs from stdin until it closes."""
+    from .build import encode_part
+
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print is no answer
+    tokenizer = None
+    for line in sys.stdin:
+        job = json.loads(line)
+        try:
+            if tokenizer is None:
+                tokenizer = open_tokenizer(**job["tokenizer"])
+                tokenizer.eos_token_id, tokenizer.bos_token_id = job["ends"]
+            items = [Item(**item) for item in job["items"]]
+            encode_part(
+                items,
+                job["number"],
+                Path(job["folder"]),
+                tokenizer,
+                Rules(**job["rules"]),
+                job["add_bos"],
+                lambda progress: print(json.dumps(asdict(progress)), file=out),
+            )
+        except ValueError as wrong:
+            print(json.dumps({"error": str(wrong)}), file=out)
+            return
+        print(json.dumps({"done": job["number"]}), file=out)
+
+
+if __name__ == "__main__":
+    main()

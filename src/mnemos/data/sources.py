@@ -1,0 +1,138 @@
+"""What a user may name as a source, and what is there to read: files, folders, recipes, hub datasets."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .parts import Item, files_under, items_of, kind_of, open_parquet
+from .readers import RECORDS, Rules
+from .report import Report
+
+SMOLLM = "HuggingFaceTB/smollm-corpus"
+RECIPES: dict[str, tuple[tuple[str, float], ...]] = {
+    "smollm-corpus": (("cosmopedia-v2", 0.4), ("fineweb-edu-dedup", 0.5), ("python-edu", 0.1)),
+}
+HUB = {
+    "cosmopedia-v2": (SMOLLM, "cosmopedia-v2"),
+    "fineweb-edu-dedup": (SMOLLM, "fineweb-edu-dedup"),
+    "python-edu": ("Avelina/python-edu-cleaned", None),  # the corpus itself holds only where its files are
+    "python-edu-cleaned": ("Avelina/python-edu-cleaned", None),
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source by its name, its weight (None: by its size), and what is to be read for it."""
+
+    name: str
+    weight: float | None
+    items: tuple[Item, ...]
+
+    def fingerprint(self, rules: Rules) -> str:
+        """Changes with any file's name, size or time of change, and with the rules of reading."""
+        content = {"items": [item.as_json() for item in self.items], "rules": vars(rules)}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def known_recipes() -> list[str]:
+    """Names that are no files.
+
+    >>> "embedded" in known_recipes()
+    True
+    """
+    return ["embedded", *RECIPES, *HUB]
+
+
+def parse(specs: Sequence[str]) -> list[tuple[str, float | None]]:
+    """Names and weights; recipes are replaced by what they are made of.
+
+    >>> parse(["books:2", "a.txt:1"])
+    [('books', 2.0), ('a.txt', 1.0)]
+    >>> parse(["smollm-corpus"])
+    [('cosmopedia-v2', 0.4), ('fineweb-edu-dedup', 0.5), ('python-edu', 0.1)]
+    """
+    pairs: list[tuple[str, float | None]] = []
+    for spec in specs:
+        name, weight = _weighted(spec)
+        if name in RECIPES:
+            pairs += [(part, share * (1.0 if weight is None else weight)) for part, share in RECIPES[name]]
+        else:
+            pairs.append((name, weight))
+    given = [weight is not None for _, weight in pairs]
+    if any(given) and not all(given):
+        missing = next(name for name, weight in pairs if weight is None)
+        raise ValueError(f"source {missing!r} has no weight, but others have: give one (name:0.5) to all or to none")
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"source {twice!r} is named twice: give it once, with a weight")
+    return pairs
+
+
+def _weighted(spec: str) -> tuple[str, float | None]:
+    name, colon, tail = spec.rpartition(":")
+    if not colon or os.path.exists(spec):
+        return spec, None
+    try:
+        weight = float(tail)
+    except ValueError:
+        return spec, None
+    if not 0 < weight < math.inf or not name:
+        raise ValueError(f"source {spec!r} must be a name and a weight above 0, as in name:0.5")
+    return name, weight
+
+
+def resolve(specs: Sequence[str], rules: Rules) -> list[Source]:
+    """The sources of a config: every file is found, and the first of each kind looked into, before anything is read."""
+    return [Source(name, weight, tuple(_items(name, rules))) for name, weight in parse(specs)]
+
+
+def _items(name: str, rules: Rules) -> list[Item]:
+    if name == "embedded":
+        return [Item("embedded", path=f"python {sys.version}")]
+    if name in HUB:
+        path, subset = HUB[name]
+        return [Item("hub", path, subset=subset, size=rules.hub_bytes)]
+    path = Path(name).expanduser()
+    if path.is_dir():
+        files = files_under(path)
+        if not files:
+            raise ValueError(f"folder {name} holds no .txt, .md, .json, .jsonl or .parquet file (nor .gz of them)")
+    elif path.exists():
+        files = [path]
+    elif _looks_like_a_path(name):
+        raise ValueError(f"source {name!r} does not exist; recipes are {', '.join(known_recipes())}")
+    else:
+        owner, _, subset = name.partition("@")
+        return [Item("hub", owner, subset=subset or None, size=rules.hub_bytes)]
+    kinds = [kind_of(file) or "text" for file in files]
+    for kind in sorted(set(kinds)):
+        _look_into(files[kinds.index(kind)], kind, rules)
+    return [item for file, kind in zip(files, kinds) for item in items_of(file, kind)]
+
+
+def _looks_like_a_path(name: str) -> bool:
+    starts = name.startswith((".", "/", "~", "\\")) or name.count("/") > 1 or "\\" in name
+    return starts or kind_of(Path(name)) is not None or not name.strip()
+
+
+def _look_into(path: Path, kind: str, rules: Rules) -> None:
+    """A missing column is found here, not after an hour."""
+    if kind == "parquet":
+        columns = open_parquet(path).schema_arrow.names
+        if rules.column not in columns:
+            raise ValueError(f"{path} has no column {rules.column!r}: text_column can be one of {', '.join(columns)}")
+    elif kind == "jsonl":
+        item = Item(kind, str(path))
+        first = next(RECORDS[kind](item, rules, Report(), lambda n: None), "")
+        if not isinstance(first, str):
+            raise ValueError(
+                f"the first line of {path} has no text under {rules.column!r}: text_column must name a key that holds a string"
+            )
