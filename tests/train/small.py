@@ -11,8 +11,43 @@ from mnemos.data import DataConfig
 from mnemos.train import CheckpointConfig, ModelConfig, OptimConfig, TrainConfig, WatchConfig
 from mnemos.train.telemetry import read_metrics
 
-WORDS = """the memory of a model learns at test time what it has read so that nothing told is lost and every question about the
-first page of a book finds its answer on the last""".split()
+WORDS = [
+    "the",
+    "memory",
+    "of",
+    "a",
+    "model",
+    "learns",
+    "at",
+    "test",
+    "time",
+    "what",
+    "it",
+    "has",
+    "read",
+    "so",
+    "that",
+    "nothing",
+    "told",
+    "is",
+    "lost",
+    "and",
+    "every",
+    "question",
+    "about",
+    "the",
+    "first",
+    "page",
+    "of",
+    "a",
+    "book",
+    "finds",
+    "its",
+    "answer",
+    "on",
+    "the",
+    "last",
+]
 SET = (
     "hidden_size=32",
     "num_hidden_layers=2",
@@ -37,7 +72,14 @@ def small(folder: Path, preset: str = "titans-mag", **changes) -> TrainConfig:
     memory = "memory={heads: 2, chunk_size: 8}" if preset.startswith("titans") else SET[-1]
     config = TrainConfig(
         model=ModelConfig(preset=preset, set=(*SET[:-1], memory)),
-        data=DataConfig(sources=(text_file(folder),), seq_len=32, batch_size=4, val_fraction=0.1, val_batches=2, cache_dir=str(folder / 'cache')),
+        data=DataConfig(
+            sources=(text_file(folder),),
+            seq_len=32,
+            batch_size=4,
+            val_fraction=0.1,
+            val_batches=2,
+            cache_dir=str(folder / "cache"),
+        ),
         optim=OptimConfig(lr=3e-3),
         checkpoint=CheckpointConfig(every=5, asynchronous=False),
         watch=WatchConfig(log_every=1, validate_every=0, sample_tokens=0, prompt="the"),

@@ -23,15 +23,24 @@ def torchrun(jobs: Path, processes: int = 2) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(SRC), str(HERE)])}
     done = subprocess.run(
-        [*command, str(HERE / "two_processes.py"), str(jobs)], capture_output=True, text=True, env=environment, timeout=300
+        [*command, str(HERE / "two_processes.py"), str(jobs)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
 
 
 CASES = {
-    "fsdp": dict(parallel=ParallelConfig("fsdp"), watch={"validate_every": 4, "probe_every": 4, "probe_length": 64, "sample_tokens": 3}),
+    "fsdp": dict(
+        parallel=ParallelConfig("fsdp"),
+        watch={"validate_every": 4, "probe_every": 4, "probe_length": 64, "sample_tokens": 3},
+    ),
     "ddp": dict(parallel=ParallelConfig("ddp")),
-    "carried": dict(parallel=ParallelConfig("fsdp"), data={"carry_state": True}, checkpoint={"every": 2, "asynchronous": True}),
+    "carried": dict(
+        parallel=ParallelConfig("fsdp"), data={"carry_state": True}, checkpoint={"every": 2, "asynchronous": True}
+    ),
 }
 LONGER = {
     "hybrid": dict(parallel=ParallelConfig("hybrid", shard=1), optim={"ema": 0.9}, watch={"validate_every": 2}),
@@ -40,7 +49,7 @@ LONGER = {
     "carried-ddp": dict(parallel=ParallelConfig("ddp"), data={"carry_state": True}, preset="atlas-mag"),
     "documents": dict(parallel=ParallelConfig("fsdp"), data={"packing": "documents"}, preset="titans-mac"),
     "polarised": dict(parallel=ParallelConfig("fsdp"), loss={"polarisation": 0.5}),
-    "muon": dict(parallel=ParallelConfig("fsdp"), optim={"name": "muon", "lr": 1e-3}, preset="atlas-mag"),
+    "muon": dict(parallel=ParallelConfig("fsdp"), optim={"name": "muon", "lr": 3e-3}, preset="atlas-mag"),
 }
 STEPS = 4
 
@@ -139,6 +148,7 @@ def test_a_model_trained_by_two_processes_is_exported_whole(folder, case):
 def test_a_batch_that_processes_cannot_share_is_refused(tmp_path, monkeypatch):
     from mnemos.train import distributed, trainer
 
-    monkeypatch.setattr(trainer, "open_world", lambda device: distributed.World(0, 3, torch.device("cpu")))
+    world = distributed.World(0, 3, torch.device("cpu"))
+    monkeypatch.setattr(trainer, "open_world", lambda device: world)
     with pytest.raises(ValueError, match=r"data.batch_size=4 must be a multiple of the 3 processes"):
         Trainer(small(tmp_path))

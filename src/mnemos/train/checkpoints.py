@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
@@ -184,7 +183,7 @@ class Checkpoints:
 
 def read_tensors_into(path: Path, tensors: dict[str, Tensor]) -> None:
     """Fill live tensors, spread or whole, from a checkpoint."""
-    dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(path / "tensors")))  # ty: ignore[invalid-argument-type]
+    dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(path / "tensors")))
 
 
 def checkpoint_steps(folder: Path) -> list[int]:
@@ -229,34 +228,3 @@ def _short(error: BaseException) -> str:
     """The innermost sentence of an error that torch.distributed.checkpoint has wrapped."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
-
-
-def random_state() -> dict[str, Any]:
-    """Every library's random numbers, as JSON."""
-    import random
-
-    import numpy
-
-    version, numbers, gauss = random.getstate()
-    name, keys, *rest = numpy.random.get_state()
-    found: dict[str, Any] = {
-        "python": [version, list(numbers), gauss],
-        "numpy": [name, keys.tolist(), *rest],
-        "torch": bytes(torch.get_rng_state().tolist()).hex(),
-    }
-    if torch.cuda.is_available():
-        found["cuda"] = bytes(torch.cuda.get_rng_state().tolist()).hex()
-    return found
-
-
-def set_random_state(saved: dict[str, Any]) -> None:
-    import random
-
-    import numpy
-
-    version, numbers, gauss = saved["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    numpy.random.set_state(tuple(saved["numpy"]))  # ty: ignore[invalid-argument-type]
-    torch.set_rng_state(torch.tensor(list(bytes.fromhex(saved["torch"])), dtype=torch.uint8))
-    if "cuda" in saved and torch.cuda.is_available():
-        torch.cuda.set_rng_state(torch.tensor(list(bytes.fromhex(saved["cuda"])), dtype=torch.uint8))

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
-import types
-import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +12,7 @@ import yaml
 
 from ..data import DataConfig
 from .files import write_text
+from .typed import build, check_choices, plain, whole
 
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, the compute-optimal ratio
 
@@ -195,18 +193,18 @@ class TrainConfig:
 
     def __post_init__(self):
         for name, least in (("accumulate", 1), ("seed", 0)):
-            _whole(name, getattr(self, name), least)
+            whole(name, getattr(self, name), least)
         if self.steps is not None:
-            _whole("steps", self.steps, 1)
+            whole("steps", self.steps, 1)
         for part, name, least in (
             (self.checkpoint, "every", 1),
             (self.checkpoint, "keep_last", 1),
             (self.checkpoint, "bad_steps", 1),
             (self.watch, "log_every", 1),
         ):
-            _whole(name, getattr(part, name), least)
+            whole(name, getattr(part, name), least)
         for part in (self.optim, self.schedule, self.loss, self.parallel):
-            _choices(part)
+            check_choices(part)
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype={self.dtype!r} is unknown; choose float32 or bfloat16")
         if not self.optim.lr > 0:
@@ -256,12 +254,12 @@ class TrainConfig:
         return self.data.batch_size * self.data.seq_len * self.accumulate
 
     def to_dict(self) -> dict[str, Any]:
-        return _plain(dataclasses.asdict(self))
+        return plain(dataclasses.asdict(self))
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> TrainConfig:
         """A config from nested dictionaries; what is missing has its default, what is unknown is refused."""
-        return _build(cls, fields, "")
+        return build(cls, fields, "")
 
     def save(self, path: str | os.PathLike) -> None:
         write_text(path, yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True))
@@ -287,78 +285,3 @@ def merge(config: TrainConfig, fields: dict[str, Any]) -> TrainConfig:
         return new
 
     return TrainConfig.from_dict(over(config.to_dict(), fields))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(x) for key, x in value.items()}
-    return [_plain(x) for x in value] if isinstance(value, tuple | list) else value
-
-
-def _build(cls, fields: Any, where: str):
-    """A dataclass from a dictionary, nested ones too; lists become the tuples that were written."""
-    if not isinstance(fields, dict):
-        raise ValueError(f"{where or 'the config'} must hold names and values, not {fields!r:.40}")
-    hints = typing.get_type_hints(cls)
-    known = {f.name: f for f in dataclasses.fields(cls)}
-    values = {}
-    for name, value in fields.items():
-        if name not in known:
-            close = difflib.get_close_matches(str(name), known, 1)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
-            raise ValueError(f"a config has no field {where}{name}; {hint}")
-        kind = hints[name]
-        if dataclasses.is_dataclass(kind):
-            values[name] = _build(kind, {} if value is None else value, f"{where}{name}.")
-        else:
-            values[name] = _typed(kind, value, where + name)
-    return cls(**values)
-
-
-def _typed(kind, value: Any, where: str) -> Any:
-    """`value` as the field's type has it: YAML writes tuples as lists, and 1e-3 without a point as text."""
-    origin = typing.get_origin(kind)
-    if origin in (typing.Union, types.UnionType):
-        options = typing.get_args(kind)
-        if value is None and type(None) in options:
-            return None
-        for option in options:
-            if option is not type(None):
-                try:
-                    return _typed(option, value, where)
-                except ValueError:
-                    continue
-        raise ValueError(
-            f"{where}={value!r:.40} must be {' or '.join(getattr(o, '__name__', str(o)) for o in options)}"
-        )
-    if origin is tuple and isinstance(value, list | tuple):
-        inner = typing.get_args(kind)
-        inner = inner[:1] * len(value) if len(inner) == 2 and inner[1] is Ellipsis else inner
-        if len(inner) != len(value):
-            raise ValueError(f"{where} must have {len(inner)} values, not {len(value)}")
-        return tuple(_typed(k, x, where) for k, x in zip(inner, value))
-    if kind is float and isinstance(value, int | float | str) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except ValueError:
-            pass
-    if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    if kind in (int, bool, str, float) and type(value) is not kind:
-        raise ValueError(f"{where}={value!r:.40} must be of type {kind.__name__}")
-    if origin is typing.Literal and value not in typing.get_args(kind):
-        raise ValueError(
-            f"{where}={value!r:.40} is unknown; choose one of {', '.join(map(str, typing.get_args(kind)))}"
-        )
-    return value
-
-
-def _choices(part) -> None:
-    for name, kind in typing.get_type_hints(type(part)).items():
-        if typing.get_origin(kind) is typing.Literal:
-            _typed(kind, getattr(part, name), name)
-
-
-def _whole(name: str, value: Any, least: int) -> None:
-    if type(value) is not int or value < least:
-        raise ValueError(f"{name}={value!r} must be a whole number >= {least}")

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import torch
 from torch import Tensor, nn
 
 from ..memory import NeuralMemory
+from ..models import MnemosForCausalLM
 from ..models.gate import Gate
 from ..nn import QKProjection
 
 
-def memories(model: nn.Module) -> dict[int, nn.Module]:
+def memories(model: MnemosForCausalLM) -> dict[int, nn.Module]:
     """Every layer's memory, by layer."""
     return {
         i: module
@@ -27,7 +28,7 @@ def memories(model: nn.Module) -> dict[int, nn.Module]:
     }
 
 
-def gates(model: nn.Module) -> dict[int, Gate]:
+def gates(model: MnemosForCausalLM) -> dict[int, Gate]:
     """Every layer's gate between attention and memory that is a number per token, by layer."""
     return {
         i: module
@@ -40,7 +41,7 @@ def gates(model: nn.Module) -> dict[int, Gate]:
 class GateWatch:
     """Keeps what the gates were in the last forward pass, with their graph: layer -> (B, T, H) in [0, 1]."""
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: MnemosForCausalLM):
         self.values: dict[int, Tensor] = {}
         self._handles = [
             gate.linear.register_forward_hook(self._keep(i))
@@ -69,7 +70,7 @@ class MemoryDropout:
     memory silences the block; use "convex" or "additive".
     """
 
-    def __init__(self, model: nn.Module, share: float):
+    def __init__(self, model: MnemosForCausalLM, share: float):
         for memory in memories(model).values() if share else ():
             memory.register_forward_hook(self._hook)
         self.share = share
@@ -83,7 +84,7 @@ class MemoryDropout:
 
 
 @contextlib.contextmanager
-def silent_memory(model: nn.Module) -> Iterator[None]:
+def silent_memory(model: MnemosForCausalLM) -> Generator[None]:
     """Inside, every memory's output is 0: what the model does without it."""
     handles = [
         memory.register_forward_hook(lambda module, inputs, output: (torch.zeros_like(output[0]), *output[1:]))
@@ -96,7 +97,7 @@ def silent_memory(model: nn.Module) -> Iterator[None]:
             handle.remove()
 
 
-def set_chunk_size(model: nn.Module, size: int) -> None:
+def set_chunk_size(model: MnemosForCausalLM, size: int) -> None:
     """Change the memory's chunk on a live model, and in its config, so that what is saved is what was trained.
 
     The range of the inner learning rate, which the chunk would set, stays what it was. States made before belong to another
@@ -125,5 +126,5 @@ def set_chunk_size(model: nn.Module, size: int) -> None:
             memory.config, memory.spec, memory.gating.config = new, new.spec, new
 
 
-def _layers(model: nn.Module):
-    return model.model.layers  # ty: ignore[unresolved-attribute]
+def _layers(model: MnemosForCausalLM):
+    return model.model.layers

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..models import MnemosForCausalLM
 from .config import ParallelConfig
 
 
@@ -82,7 +83,7 @@ def open_world(device: str = "auto") -> World:
 class Spread:
     """A model over the processes of a world. `call` is what to run forward, `model` what holds the parameters."""
 
-    def __init__(self, model: nn.Module, world: World, config: ParallelConfig):
+    def __init__(self, model: MnemosForCausalLM, world: World, config: ParallelConfig):
         self.model, self.world = model, world
         self.strategy = "none" if world.size == 1 else "fsdp" if config.strategy == "auto" else config.strategy
         self.call: nn.Module = model
@@ -104,7 +105,7 @@ class Spread:
             if size % shard:
                 raise ValueError(f"parallel.shard={shard} must divide the {size} processes")
             mesh = init_device_mesh(kind, (size // shard, shard), mesh_dim_names=("copy", "shard"))
-        for block in self.model.model.layers:  # ty: ignore[unresolved-attribute, not-iterable]
+        for block in self.model.model.layers:
             fully_shard(block, mesh=mesh)
         fully_shard(self.model, mesh=mesh)
 

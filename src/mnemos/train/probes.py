@@ -12,10 +12,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..memory import MemoryState, NeuralMemory, read
 from ..memory.objectives import loss as inner_loss
+from ..models import MnemosForCausalLM
 from .control import GateWatch, memories, silent_memory
 
 Stats = dict[str, float]
@@ -40,7 +41,7 @@ def gate_statistics(g: Tensor) -> Stats:
 
 
 @torch.no_grad()
-def look_inside(model: nn.Module, call, batch: dict[str, Tensor]) -> dict[str, dict[str, Any]]:
+def look_inside(model: MnemosForCausalLM, call, batch: dict[str, Tensor]) -> dict[str, dict[str, Any]]:
     """One forward pass over a batch, seen from inside, layer by layer.
 
     gate: the mix of attention and memory (with "convex" 1 is attention alone, with "additive" 1 is all of the memory).
@@ -97,7 +98,7 @@ def _surprise(memory: NeuralMemory, state: MemoryState, past: Tensor, chunk: Ten
 
 
 @torch.no_grad()
-def contribution(model: nn.Module, call, batches: Iterable[dict[str, Tensor]], world) -> Stats | None:
+def contribution(model: MnemosForCausalLM, call, batches: Iterable[dict[str, Tensor]], world) -> Stats | None:
     """Perplexity of tokens beyond the attention window, with the memory and without: what it is worth. None without both."""
     kinds = set(model.config.blocks)
     if not kinds & {"mag", "mal", "mac", "qk"}:

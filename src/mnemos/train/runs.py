@@ -15,6 +15,7 @@ import torch
 
 from .checkpoints import checkpoint_steps, problem_of, read_best, read_tensors_into
 from .config import TrainConfig
+from .distributed import World
 from .telemetry import read_metrics
 
 
@@ -81,6 +82,30 @@ def new_name(folder: Path, wanted: str) -> str:
         number += 1
         name = f"{wanted}-{number}"
     return name
+
+
+def prepare_folder(config: TrainConfig, world: World, resume: bool, tokenizer) -> Path:
+    """The run's folder, made and described by the first process; its name goes into the config."""
+    folder, name = Path(config.folder), config.name
+    problem = ""
+    if world.first:
+        name = name or new_name(folder, f"{config.model.preset}-{config.model.size}")
+        path = folder / name
+        if checkpoint_steps(path / "checkpoints") and not resume:
+            problem = f"{path} holds a run already: go on with --resume {path}, or choose another name"
+        else:
+            path.mkdir(parents=True, exist_ok=True)
+    name, problem = world.tell((name, problem))
+    if problem:
+        raise ValueError(problem)
+    config.name, path = name, folder / name
+    if world.first:
+        for file in () if resume else ("metrics.jsonl", "samples.jsonl", "best.json"):
+            (path / file).unlink(missing_ok=True)
+        config.save(path / "config.yaml")
+        (path / "tokenizer").mkdir(exist_ok=True)
+        tokenizer.save(path / "tokenizer")
+    return path
 
 
 def find_checkpoint(run: str | os.PathLike, which: str = "best") -> Path:
