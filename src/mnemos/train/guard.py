@@ -7,6 +7,16 @@ from dataclasses import asdict, dataclass
 
 from .config import CheckpointConfig
 
+
+class TrainingFailed(RuntimeError):
+    """A run that cannot go on; the message says why and what to do."""
+
+
+def not_finite(error: ValueError) -> bool:
+    """Whether a memory has refused gates that are NaN: it says so before a loss can be."""
+    return str(error).startswith("gates.") and "nan" in str(error)
+
+
 SMOOTHING = 0.1  # of the loss: about ten steps
 
 

@@ -14,6 +14,7 @@ from .carry import Carried
 from .config import TrainConfig
 from .control import GateWatch
 from .distributed import Spread, full
+from .guard import TrainingFailed, not_finite
 from .losses import polarisation_loss, predicted_tokens
 
 
@@ -55,6 +56,28 @@ class Stepper:
         )
         if not items:
             return StepResult(math.nan, 0.0, math.nan, int(rows), waited, any_stop > 0)
+        try:
+            total, polar = self._passes(batches, items, polarisation)
+        except ValueError as error:
+            if not not_finite(error):
+                raise
+            if (
+                world.size > 1
+            ):  # the others wait for us inside an exchange: there is no way back but the last checkpoint
+                raise TrainingFailed(
+                    f"process {world.rank}: {error}; go on from the last checkpoint with --resume"
+                ) from None
+            return StepResult(math.nan, 0.0, math.nan, int(rows), waited, any_stop > 0)
+        clip = self.config.optim.clip or math.inf
+        norm = full(torch.nn.utils.clip_grad_norm_(parameters, clip))
+        loss_sum, polar_sum = world.sum([float(total), float(polar)])
+        return StepResult(loss_sum, polar_sum / world.size, float(norm), int(rows), waited, any_stop > 0)
+
+    def _passes(
+        self, batches: list[dict[str, Tensor]], items: float, polarisation: float
+    ) -> tuple[Tensor | float, Tensor | float]:
+        """Forward and backward of every batch: this process's share of the loss, and how undecided its gates are."""
+        accumulate = len(batches)
         total: Tensor | float = 0.0
         polar: Tensor | float = 0.0
         for i, batch in enumerate(batches):
@@ -67,10 +90,7 @@ class Stepper:
                     polar = polar + undecided.detach()
                     objective = objective + polarisation * undecided
                 objective.backward()
-        clip = self.config.optim.clip or math.inf
-        norm = full(torch.nn.utils.clip_grad_norm_(parameters, clip))
-        loss_sum, polar_sum = world.sum([float(total), float(polar)])
-        return StepResult(loss_sum, polar_sum / world.size, float(norm), int(rows), waited, any_stop > 0)
+        return total, polar
 
     def forward(self, batch: dict[str, Tensor], items: float, carried: Carried | None) -> Tensor:
         """This batch's share of the mean over `items` tokens."""

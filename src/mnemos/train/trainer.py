@@ -20,6 +20,7 @@ from .config import TrainConfig
 from .control import MemoryDropout, set_chunk_size
 from .display import Display, Silent
 from .distributed import Spread, World, open_world
+from .guard import TrainingFailed
 from .keeper import Keeper, Progress
 from .optimisers import Optimisers
 from .randomness import seed_everything
@@ -28,10 +29,6 @@ from .schedules import chunk_size, lr_factor, polarisation
 from .step import Stepper, StepResult
 from .telemetry import Metrics, Speed, flops_per_token, open_tracker
 from .watcher import Watcher, perplexity
-
-
-class TrainingFailed(RuntimeError):
-    """A run that cannot go on; the message says why and what to do."""
 
 
 @dataclass

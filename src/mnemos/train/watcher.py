@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .config import TrainConfig
 from .distributed import Spread
+from .guard import not_finite
 from .probes import contribution, look_inside, needle
 from .step import Stepper
 
@@ -37,6 +38,14 @@ class Watcher:
 
     def validate(self, average: dict[str, Tensor]) -> dict[str, Any] | None:
         """Loss on the held-out text, gates and surprise by layer, what the memory is worth; None without held-out text."""
+        try:
+            return self._validate(average)
+        except ValueError as error:
+            if not not_finite(error) or self.spread.world.size > 1:
+                raise
+            return {"val_loss": math.nan, "perplexity": math.nan, "bits_per_byte": math.nan, "layers": {}}
+
+    def _validate(self, average: dict[str, Tensor]) -> dict[str, Any] | None:
         with self.evaluating():
             loss, count = self.stepper.evaluate(self.data.validation)
             if not count:
