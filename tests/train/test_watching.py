@@ -195,8 +195,8 @@ def test_a_run_is_exported_with_its_tokenizer_and_generates_the_same(folder, cap
     assert len(capsys.readouterr().out) >= 2
     with pytest.raises(ValueError, match="exists already"):
         export(run, out)
-    assert main(["export", run, str(folder / "out2"), "--checkpoint", "5"]) == 2
-    assert "checkpoint='5' is not there; choose best, last or one of" in capsys.readouterr().err
+    assert main(["export", run, str(folder / "out2"), "--checkpoint", "4"]) == 2
+    assert "checkpoint='4' is not there; choose best, last or one of" in capsys.readouterr().err
     assert main(["export", run, str(folder / "out3"), "--average"]) == 2
     assert main(["generate", str(folder)]) == 2
     assert "neither a run" in capsys.readouterr().err

@@ -18,7 +18,7 @@ def plain(value: Any) -> Any:
 def build(cls, fields: Any, where: str):
     """A dataclass from a dictionary, nested ones too; lists become the tuples that were written."""
     if not isinstance(fields, dict):
-        raise ValueError(f"{where or 'the config'} must hold names and values, not {fields!r:.40}")
+        raise ValueError(f"{where.rstrip('.') or 'the config'} must hold names and values, not {fields!r:.40}")
     hints = typing.get_type_hints(cls)
     known = {f.name: f for f in dataclasses.fields(cls)}
     values = {}
@@ -49,7 +49,7 @@ def _typed(kind, value: Any, where: str) -> Any:
                 except ValueError:
                     continue
         raise ValueError(
-            f"{where}={value!r:.40} must be {' or '.join(getattr(o, '__name__', str(o)) for o in options)}"
+            f"{where}={value!r:.40} must be {' or '.join('nothing' if o is type(None) else getattr(o, '__name__', str(o)) for o in options)}"
         )
     if origin is tuple and isinstance(value, list | tuple):
         inner = typing.get_args(kind)
