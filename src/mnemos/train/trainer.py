@@ -52,8 +52,10 @@ class Trainer:
     >>> import tempfile
     >>> from mnemos.train import TrainConfig, Trainer, recipe
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     config = recipe(TrainConfig(folder=folder), "debug")
-    ...     config.steps, config.data.cache_dir, config.model.preset = 2, folder, "titans-lmm"
+    ...     _ = Path(folder, "story.txt").write_text("so it goes, " * 999)
+    ...     config = recipe(TrainConfig(folder=f"{folder}/runs"), "debug")
+    ...     config.data.sources, config.data.cache_dir = (f"{folder}/story.txt",), folder
+    ...     config.model.preset, config.steps = "titans-lmm", 2
     ...     result = Trainer(config).train()
     >>> result.step, result.saved
     (2, True)
