@@ -61,11 +61,12 @@ def bare_loop(folder: str, preset: str, length: int, batch: int):
     return step
 
 
-def timed(step, count: int) -> float:
-    start = time.perf_counter()
+def timed(step, count: int) -> tuple[float, float]:
+    """Seconds on the clock, and of this process's CPU, which other programs do not lengthen."""
+    start, cpu = time.perf_counter(), time.process_time()
     for _ in range(count):
         step()
-    return time.perf_counter() - start
+    return time.perf_counter() - start, time.process_time() - cpu
 
 
 def compare(preset: str, length: int, batch: int, rounds: int, steps: int) -> list[str]:
@@ -77,39 +78,43 @@ def compare(preset: str, length: int, batch: int, rounds: int, steps: int) -> li
             order = (loop, trainer._one_step) if turn % 2 else (trainer._one_step, loop)
             seconds = {step: timed(step, steps) for step in order}
             pairs.append((seconds[loop], seconds[trainer._one_step]))
-        ratios = sorted(a / b for a, b in pairs)
+        clock = sorted(loops[0] / ours[0] for loops, ours in pairs)
+        cpu = sorted(loops[1] / ours[1] for loops, ours in pairs)
         waits = [r["data_wait"] for r in read_metrics(trainer.path, "train")]
         tokens = batch * length * steps
-        ratio = median(ratios)
         return [
             preset,
             f"{batch} x {length}",
-            f"{tokens / median([a for a, _ in pairs]):.0f}",
-            f"{tokens / median([b for _, b in pairs]):.0f}",
-            f"{ratio:.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})",
-            "yes" if ratio >= GOAL else "no",
+            f"{tokens / median([loops[0] for loops, _ in pairs]):.0f}",
+            f"{tokens / median([ours[0] for _, ours in pairs]):.0f}",
+            f"{median(clock):.3f} ({clock[0]:.3f} to {clock[-1]:.3f})",
+            f"{median(cpu):.3f} ({cpu[0]:.3f} to {cpu[-1]:.3f})",
+            "yes" if median(cpu) >= GOAL else "no",
             f"{100 * median(waits):.2f} %",
         ]
 
 
 def start_up(runs: int) -> str:
     """Seconds from starting the process to the end of its first step, with the embedded text tokenised already and not."""
-    found: dict[str, list[float]] = {"first run on a machine": [], "later runs": []}
+    found: dict[str, list[tuple[float, float]]] = {"first run on a machine": [], "later runs": []}
     with tempfile.TemporaryDirectory() as folder:
         for i in range(runs + 1):
             command = [sys.executable, "-m", "mnemos", "train", "--preset", "titans-mag", "--size", "nano"]
             command += ["--steps", "1", "--folder", folder, "--name", f"run{i}", "--data.cache-dir", f"{folder}/cache"]
             command += ["--watch.validate-every", "0", "--watch.sample-tokens", "0"]
             source = str(Path(__file__).resolve().parents[1] / "src")
-            began = time.time()
+            began, before = time.time(), os.times()
             subprocess.run(command, check=True, capture_output=True, env=os.environ | {"PYTHONPATH": source})
+            after = os.times()
             first = read_metrics(Path(folder) / f"run{i}", "train")[0]["time"]
-            found["later runs" if i else "first run on a machine"].append(first - began)
-    rows = [
-        [name, f"{median(values):.1f} s", "yes" if median(values) < START_GOAL else "no"]
-        for name, values in found.items()
-    ]
-    return table(["start of the process to the first step, nano", "seconds", f"< {START_GOAL:.0f} s"], rows)
+            spent = after.children_user + after.children_system - before.children_user - before.children_system
+            found["later runs" if i else "first run on a machine"].append((first - began, spent))
+    rows = []
+    for name, values in found.items():
+        clock, cpu = (median([value[k] for value in values]) for k in (0, 1))
+        rows.append([name, f"{clock:.1f} s", f"{cpu:.1f} s", "yes" if clock < START_GOAL else "no"])
+    header = ["nano", "start of the process to the first step", "CPU of the whole process", f"< {START_GOAL:.0f} s"]
+    return table(header, rows)
 
 
 def main() -> None:
@@ -125,10 +130,11 @@ def main() -> None:
             "batch",
             "bare loop tokens/s",
             "trainer tokens/s",
-            "ratio (spread)",
+            "ratio, clock",
+            "ratio, CPU",
             "≥ 0.95",
-            "waiting for data",
         ]
+        header.append("waiting for data")
         shapes = [("titans-mag", 256, 2), ("transformer", 256, 4)]
         print(table(header, [compare(*shape, options.rounds, options.steps) for shape in shapes]), "\n", flush=True)
     if options.only != "loop":
