@@ -107,7 +107,10 @@ def build(
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):
             if not _is_whole(folder, len(parts)):
-                _build(folder, parts, source, tokenizer, rules, add_bos, workers, on_progress)
+                try:
+                    _build(folder, parts, source, tokenizer, rules, add_bos, workers, on_progress)
+                except OSError as wrong:  # a disk that is full; what is whole stays
+                    raise ValueError(f"shards cannot be written in {folder}: {wrong.strerror or wrong}") from None
                 shards = [whole_shard(folder, number) for number in range(len(parts))]
                 report = Report()
                 for shard in shards:

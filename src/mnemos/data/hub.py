@@ -18,7 +18,18 @@ def records(name: str, subset: str | None, split: str, column: str) -> Iterator[
         columns = list(first) if first else [column]
     if column not in columns:
         raise ValueError(f"dataset {name} has no column {column!r}: text_column can be one of {', '.join(columns)}")
-    for row in dataset.select_columns(column):
+    rows = iter(dataset.select_columns(column))
+    count = 0
+    while True:
+        try:
+            row = next(rows, None)
+        except Exception as wrong:
+            if not _is_network(wrong):
+                raise
+            raise ValueError(f"the hub was lost after {count} rows of dataset {name}: try again") from None
+        if row is None:
+            return
+        count += 1
         yield row[column]
 
 

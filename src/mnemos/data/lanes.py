@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .order import mix, permute
-from .packing import Row, Span
+from .packing import CHUNK, Row, Span
 from .splits import Documents
 
 
@@ -20,11 +20,16 @@ class Chapters:
         self.starts, self.lengths = documents.starts[some], documents.lengths[some]
         self.ends = (-(-self.lengths // size)).cumsum()
         self.count = int(self.ends[-1]) if len(self.ends) else 0
+        self._order: tuple[int, int, list[int]] = (-1, -1, [])
 
     def get(self, number: int) -> tuple[int, int]:
         """Start and length of the chapter that comes as `number`, counted over all epochs."""
         epoch, place = divmod(number, self.count)
-        piece = int(permute(np.array([place]), self.count, mix(self.key, epoch))[0])
+        chunk = place // CHUNK
+        if self._order[:2] != (epoch, chunk):
+            places = np.arange(chunk * CHUNK, min(self.count, (chunk + 1) * CHUNK))
+            self._order = (epoch, chunk, permute(places, self.count, mix(self.key, epoch)).tolist())
+        piece = self._order[2][place % CHUNK]
         document = int(self.ends.searchsorted(piece, side="right"))
         offset = (piece - (int(self.ends[document - 1]) if document else 0)) * self.size
         return int(self.starts[document]) + offset, min(self.size, int(self.lengths[document]) - offset)

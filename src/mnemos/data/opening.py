@@ -122,7 +122,8 @@ def open_data(
 ) -> Data:
     """Check everything, make or open the shards, and give out batches.
 
-    rank, world_size: this process gets rows rank::world_size of each global batch. progress: a bar (None: on a terminal).
+    rank, world_size: this process gets rows rank::world_size of each global batch. progress: a bar (None: on
+    rank 0, at a terminal).
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -135,6 +136,7 @@ def open_data(
         raise ValueError(f"rank must be in 0..world_size-1 = {world_size - 1}, but is {rank}")
     if config.batch_size % world_size:
         raise ValueError(f"batch_size must be a multiple of world_size = {world_size}, but is {config.batch_size}")
+    progress = False if progress is None and rank else progress  # one bar is enough
     rules = rules_of(config)
     cache = cache_folder(config.cache_dir)
     sources = resolve(config.sources, rules)
@@ -165,11 +167,13 @@ def tokenizer_of(
     key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
     folder = cache / "tokenizers" / f"bpe-{size}-{key}"
     folder.parent.mkdir(exist_ok=True)
-    with FileLock(f"{folder}.lock"):
-        if not (folder / "tokenizer_config.json").exists():  # it is written last
-            with training_tokenizer(progress) as on_chars:
-                trained = train_bpe(sample_texts(sources, rules, BPE_CHARS, on_chars=on_chars), int(size))
-            trained.save(folder)
+    written_last = folder / "tokenizer_config.json"
+    if not written_last.exists():
+        with FileLock(f"{folder}.lock"):
+            if not written_last.exists():
+                with training_tokenizer(progress) as on_chars:
+                    trained = train_bpe(sample_texts(sources, rules, BPE_CHARS, on_chars=on_chars), int(size))
+                trained.save(folder)
     tokenizer = open_tokenizer(str(folder / "tokenizer.json"), "<eos>")
     tokenizer.name = config.tokenizer
     return tokenizer

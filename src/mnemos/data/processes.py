@@ -133,8 +133,13 @@ def main() -> None:
                 job["add_bos"],
                 lambda progress: print(json.dumps(asdict(progress)), file=out),
             )
-        except ValueError as wrong:
-            print(json.dumps({"error": str(wrong)}), file=out)
+        except (ValueError, OSError) as wrong:
+            said = (
+                f"shards cannot be written in {job['folder']}: {wrong.strerror}"
+                if isinstance(wrong, OSError)
+                else str(wrong)
+            )
+            print(json.dumps({"error": said}), file=out)
             return
         print(json.dumps({"done": job["number"]}), file=out)
 

@@ -17,9 +17,9 @@ from typing import IO, Any, NamedTuple
 from .files import require
 from .parts import Item, open_parquet
 from .report import Report
+from .utf8 import decode, is_junk, last_break, repair, unfinished
 
 BLOCK = 2**20  # bytes of a piece
-JUNK = 0.1  # share of characters that are no text, above which a document is none
 
 
 class Piece(NamedTuple):
@@ -66,40 +66,6 @@ def as_text(raw: Any, rules: Rules, report: Report) -> str | None:
     return _kept(text, damaged, rules, report)
 
 
-def decode(raw: bytes) -> tuple[str, bool]:
-    """UTF-8 text, and whether it was not quite: invalid bytes become U+FFFD, NULs vanish."""
-    try:
-        text, damaged = raw.decode(), False
-    except UnicodeDecodeError:
-        text, damaged = raw.decode(errors="replace"), True
-    text, holes = repair(text)
-    return text, damaged or holes
-
-
-def repair(text: str) -> tuple[str, bool]:
-    """Text that UTF-8 can hold, without NULs (the byte tokenizer's end of a document).
-
-    >>> repair("a\\0b")
-    ('ab', True)
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, as JSON can spell it
-        return text.encode(errors="replace").decode().replace("\0", ""), True
-    return (text.replace("\0", ""), True) if "\0" in text else (text, False)
-
-
-def is_junk(raw: bytes) -> bool:
-    """Whether bytes are no text: too many are invalid UTF-8 or control characters.
-
-    >>> is_junk(bytes(range(256)) * 9), is_junk("naïve text".encode())
-    (True, False)
-    """
-    text = raw.decode(errors="replace")
-    strange = text.count("\ufffd") + sum(text.count(chr(c)) for c in range(32) if chr(c) not in "\t\n\r\f\x1b")
-    return strange > JUNK * len(text)
-
-
 def _kept(text: str, damaged: bool, rules: Rules, report: Report) -> str | None:
     text = text.removeprefix("\ufeff")
     if damaged and is_junk(text.encode()):
@@ -117,7 +83,7 @@ def _kept(text: str, damaged: bool, rules: Rules, report: Report) -> str | None:
 def _text_file(item: Item, rules: Rules, report: Report, on_bytes: Callable[[int], None]) -> Iterator[Piece]:
     with _opened(item, on_bytes) as file:
         head = file.read(max(BLOCK, 4 * rules.min_chars))
-        if is_junk(head[:BLOCK]):
+        if is_junk(head[: len(head) - unfinished(head)]):
             report.skipped["binary"] += 1
             return
         following = file.read(BLOCK)
@@ -128,7 +94,7 @@ def _text_file(item: Item, rules: Rules, report: Report, on_bytes: Callable[[int
             return
         held, rest, damaged = "", head.removeprefix(b"\xef\xbb\xbf"), False
         while True:
-            cut = len(rest) - (_unfinished(rest) if following else 0)
+            cut = len(rest) - (unfinished(rest) if following else 0)
             text, wrong = decode(rest[:cut])
             damaged |= wrong
             text = held + text
@@ -139,27 +105,6 @@ def _text_file(item: Item, rules: Rules, report: Report, on_bytes: Callable[[int
             place = last_break(text)
             yield Piece(text[:place], False)
             held, rest, following = text[place:], rest[cut:] + following, file.read(BLOCK)
-
-
-def last_break(text: str) -> int:
-    """The last place where white space begins, so that no word, and no run of white space, is cut; the end where there is none.
-
-    >>> last_break("one two  three")
-    7
-    """
-    for i in range(len(text) - 1, max(len(text) - 10_000, 0), -1):
-        if text[i].isspace() and not text[i - 1].isspace():
-            return i
-    return len(text)
-
-
-def _unfinished(raw: bytes) -> int:
-    """How many bytes at the end may be the beginning of a character."""
-    for n in range(1, min(4, len(raw) + 1)):
-        byte = raw[-n]
-        if byte & 0xC0 != 0x80:
-            return n if byte >= 0xC0 and n < 2 + (byte >= 0xE0) + (byte >= 0xF0) else 0
-    return 0
 
 
 @contextlib.contextmanager

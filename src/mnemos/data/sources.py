@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .embedded import LIMIT
 from .parts import Item, files_under, items_of, kind_of, open_parquet
 from .readers import RECORDS, Rules
 from .report import Report
@@ -96,16 +97,16 @@ def resolve(specs: Sequence[str], rules: Rules) -> list[Source]:
 
 def _items(name: str, rules: Rules) -> list[Item]:
     if name == "embedded":
-        return [Item("embedded", path=f"python {sys.version}")]
+        return [Item("embedded", path=f"python {sys.version}", size=LIMIT)]
     if name in HUB:
         path, subset = HUB[name]
         return [Item("hub", path, subset=subset, size=rules.hub_bytes)]
     path = Path(name).expanduser()
-    if path.is_dir():
+    if path.is_dir() and name.strip():
         files = files_under(path)
         if not files:
             raise ValueError(f"folder {name} holds no .txt, .md, .json, .jsonl or .parquet file (nor .gz of them)")
-    elif path.exists():
+    elif path.is_file():
         files = [path]
     elif _looks_like_a_path(name):
         raise ValueError(f"source {name!r} does not exist; recipes are {', '.join(known_recipes())}")
