@@ -66,7 +66,7 @@ class Arrays(ctypes.Structure):
 def why_not(dtype: torch.dtype) -> str | None:
     """Why the kernel cannot be had here, or None where it can. The first call compiles it: some seconds, once per machine."""
     try:
-        library("chain"), gemm(dtype)
+        library("chain"), library("decay"), gemm(dtype)
     except Unavailable as reason:
         return str(reason)
     return None

@@ -51,19 +51,29 @@ class _DecayProducts(torch.autograd.Function):
         return torch.nn.functional.pad(inner, (1, 0))
 
 
-def decay_products(x: Tensor) -> Tensor:
+def decay_products(x: Tensor, native: bool = False) -> Tensor:
     """(..., L) -> (..., L, L): products of x over every span s < r <= t, lower triangular with ones on the diagonal.
+    native: by the kernel for CPUs.
 
     >>> decay_products(torch.tensor([0.5, 0.5, 0.0]))
     tensor([[1.0000, 0.0000, 0.0000],
             [0.5000, 1.0000, 0.0000],
             [0.0000, 0.0000, 1.0000]])
     """
+    if native:
+        from ..kernels.decay import DecayProducts
+
+        return DecayProducts.apply(x, UNDERFLOW[x.dtype])
     return _DecayProducts.apply(x)
 
 
 def gd_coefficients(
-    lr: Tensor, momentum: Tensor | None, retain: Tensor | None, valid: Tensor | None, window: Tensor
+    lr: Tensor,
+    momentum: Tensor | None,
+    retain: Tensor | None,
+    valid: Tensor | None,
+    window: Tensor,
+    native: bool = False,
 ) -> Coefficients:
     """Coefficients of rule "gd". lr, momentum, retain, valid: (N, G, L). window: Gamma, (N, G, L, E), or (N, G, L) where c = 1."""
     N, G, L = lr.shape
@@ -73,13 +83,13 @@ def gd_coefficients(
         n = torch.diag_embed(strength) if diagonal else strength
         m = torch.zeros_like(lr)
     else:
-        P = decay_products(torch.nn.functional.pad(momentum, (1, 0), value=1.0))
+        P = decay_products(torch.nn.functional.pad(momentum, (1, 0), value=1.0), native)
         inner, m = P[..., 1:, 1:], P[..., 1:, 0]
         n = inner * strength.unsqueeze(-2) if diagonal else inner @ strength
     if retain is None:
         P = torch.ones(L + 1, L + 1, dtype=lr.dtype, device=lr.device).tril().expand(N, G, L + 1, L + 1)
     else:
-        P = decay_products(torch.nn.functional.pad(retain, (1, 0), value=1.0))
+        P = decay_products(torch.nn.functional.pad(retain, (1, 0), value=1.0), native)
     pushes = torch.cat([n, m.unsqueeze(-1)], -1)  # what each token adds to W through S
     if valid is not None:
         pushes = pushes * valid.unsqueeze(-1)

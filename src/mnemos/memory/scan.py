@@ -222,7 +222,7 @@ def _run_piece(piece: Piece, tokens: Tokens, value: Tensor, W, S, A, spec: Memor
         valid = to_tiles(tokens.valid.unsqueeze(-1).expand(gates.lr.shape).to(value.dtype), piece)
     window = window_matrix(to_entries(tokens.gate, piece, c), tiled.lag, piece.stride, c)
     if spec.rule == "gd":
-        coefficients = gd_coefficients(tiled.lr, tiled.momentum, tiled.retain, valid, window)
+        coefficients = gd_coefficients(tiled.lr, tiled.momentum, tiled.retain, valid, window, tokens.mode.native)
     else:
         ones = torch.ones_like(tiled.lr) if valid is None else valid
         coefficients = muon_coefficients(tiled.momentum, tiled.retain, ones, window)
