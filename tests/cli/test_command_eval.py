@@ -12,6 +12,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from mnemos.cli import main
+from mnemos.data import ByteTokenizer
 from mnemos.eval import Settings
 from mnemos.eval.watch import checkpoint_steps, read_results, watch
 from mnemos.models import MnemosForCausalLM, presets
@@ -149,40 +150,32 @@ def test_results_are_drawn(run, tmp_path):
         (["{run}", "--samples", "0"], "samples=0 must be at least 1"),
         (["{run}", "--suite", "length", "--text", "nowhere.txt"], "nowhere.txt is neither a file nor a folder"),
         (["{empty}"], "neither a saved model nor a run"),
-        (["{bare}"], "needs mnemos.train"),
+        (["{bare}"], "bare has no checkpoint"),
     ],
 )
-def test_what_is_wrong_is_a_sentence_and_status_2(run, tmp_path, capsys, monkeypatch, arguments, words):
+def test_what_is_wrong_is_a_sentence_and_status_2(run, tmp_path, capsys, arguments, words):
     places = {"run": run, "empty": tmp_path / "empty", "bare": tmp_path / "bare"}
     for name in ("empty", "bare"):
         places[name].mkdir()
     (places["bare"] / "config.yaml").write_text("")
-    monkeypatch.setitem(sys.modules, "mnemos.train", None)
     output = ["--output", str(tmp_path / "r.json")]
     assert main(["eval", *(a.format(**places) for a in arguments), *output]) == 2
     assert words in capsys.readouterr().err
 
 
-def test_a_run_without_an_export_is_opened_by_the_trainer(run, tmp_path, monkeypatch):
-    import types
+def test_a_run_without_an_export_is_opened_by_the_trainer(tmp_path):
+    from mnemos.train import TrainConfig, Trainer, recipe
 
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    (bare / "config.yaml").write_text("")
-    model = MnemosForCausalLM(presets.config("titans-lmm", **SMALL))
-    export = types.ModuleType("mnemos.train.export")
-    export.load_run = lambda path: model
-    monkeypatch.setitem(sys.modules, "mnemos.train", types.ModuleType("mnemos.train"))
-    monkeypatch.setitem(sys.modules, "mnemos.train.export", export)
-    assert main(["eval", str(bare), "--suite", "capacity", "--pairs", "1"]) == 0
-    assert (bare / "eval.json").is_file()
+    config = recipe(TrainConfig(folder=str(tmp_path), name="real"), "debug")
+    config.steps, config.data.cache_dir, config.model.preset = 2, str(tmp_path / "cache"), "titans-lmm"
+    path = Trainer(config).train().path
+    assert main(["eval", str(path), "--suite", "capacity", "--pairs", "1"]) == 0
+    assert (path / "eval.json").is_file()
 
 
 @pytest.fixture
 def trained(tmp_path, monkeypatch):
-    """A run with checkpoints, and the functions that the trainer offers to open them."""
-    import types
-
+    """A run with checkpoints whose models are made up instead of trained."""
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text("")
@@ -197,10 +190,8 @@ def trained(tmp_path, monkeypatch):
         torch.manual_seed(step)
         return MnemosForCausalLM(presets.config("titans-lmm", **SMALL))
 
-    runs = types.ModuleType("mnemos.train.runs")
-    runs.load_model, runs.load_tokenizer = load_model, lambda path: None
-    monkeypatch.setitem(sys.modules, "mnemos.train", types.ModuleType("mnemos.train"))
-    monkeypatch.setitem(sys.modules, "mnemos.train.runs", runs)
+    monkeypatch.setattr("mnemos.train.runs.load_model", load_model)
+    monkeypatch.setattr("mnemos.train.runs.load_tokenizer", lambda path: ByteTokenizer())
     return run, save
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.tasks.text import ByteTokenizer, encode
+from ..data.tasks import ByteTokenizer, encode
 
 LOGITS_AT_ONCE = 1 << 24  # numbers; a piece is no longer than keeps its logits below this
 Ids = Sequence[int] | np.ndarray | Tensor

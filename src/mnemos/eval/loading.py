@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import os
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..data.tasks.text import ByteTokenizer
+from ..data import ByteTokenizer, open_tokenizer
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
@@ -51,9 +49,8 @@ def load_tokenizer(path: str | os.PathLike, config: Any) -> Any:
     """The tokenizer saved with a model; bytes for a model of ours with 256 to 260 ids and no tokenizer; else None."""
     folder = Path(path)
     if not folder.is_dir() or any((folder / name).is_file() for name in TOKENIZER_FILES):
-        opener = getattr(importlib.import_module("mnemos.data"), "open_tokenizer", None)
-        if opener is not None and getattr(config, "model_type", None) == "mnemos":
-            return opener(str(path))
+        if getattr(config, "model_type", None) == "mnemos":
+            return open_tokenizer(str(path))
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(str(path))
@@ -61,26 +58,9 @@ def load_tokenizer(path: str | os.PathLike, config: Any) -> Any:
 
 
 def _from_run(folder: Path, checkpoint: str) -> tuple[Any, Any]:
-    """A run's checkpoint by what the trainer offers for it: `export.load_run`, or `runs.load_model` and `runs.load_tokenizer`."""
-    if (opener := _trainers("export", "load_run")) is not None:
-        chosen = {"checkpoint": checkpoint} if "checkpoint" in inspect.signature(opener).parameters else {}
-        found = opener(folder, **chosen)
-        model, tokenizer = found if isinstance(found, tuple) else (found, None)
-    elif (opener := _trainers("runs", "load_model")) is not None:
-        tokenizers = _trainers("runs", "load_tokenizer")
-        model, tokenizer = opener(folder, checkpoint), None if tokenizers is None else tokenizers(folder)
-    else:
-        raise ValueError(
-            f"{folder} is a run: evaluating its checkpoints needs mnemos.train, which this installation lacks; export it first"
-        )
-    return model, tokenizer or load_tokenizer(folder, model.config)
+    from ..train import runs
 
-
-def _trainers(module: str, name: str) -> Any:
-    try:
-        return getattr(importlib.import_module(f"mnemos.train.{module}"), name, None)
-    except ModuleNotFoundError:
-        return None
+    return runs.load_model(folder, checkpoint), runs.load_tokenizer(folder)
 
 
 def _dtype(name: str, default: torch.dtype) -> torch.dtype:

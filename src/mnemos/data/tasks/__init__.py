@@ -3,13 +3,14 @@
 `mqar` and `mad` make token ids directly; `needle` and `babilong` hide sentences in any text, through any tokenizer.
 """
 
+from ..tokenizer import ByteTokenizer
 from .babilong import BABI_TASKS, Hidden, Story, hide, story
 from .background import NOISE, Background
 from .examples import IGNORED, Examples
 from .mad import MAD_TASKS, mad
 from .mqar import MQAR_PRESETS, mqar
 from .needle import NEEDLE_TASKS, Needle, needle, needle_of
-from .text import ByteTokenizer, Tokenizer, encode
+from .text import Tokenizer, encode
 
 __all__ = [
     "BABI_TASKS",

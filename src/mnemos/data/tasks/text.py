@@ -1,4 +1,4 @@
-"""The little that a task asks of a tokenizer, and bytes as the tokenizer that is always there."""
+"""The little that a task asks of a tokenizer."""
 
 from __future__ import annotations
 
@@ -24,27 +24,10 @@ class Tokenizer(Protocol):
     def vocab_size(self) -> int: ...
 
 
-class ByteTokenizer:
-    """Every byte of UTF-8 is a token, and byte 0, which no text has, stands at its ends.
-
-    >>> ByteTokenizer().decode(ByteTokenizer().encode("aé"))
-    'aé'
-    """
-
-    vocab_size = 256
-    eos_token_id: int | None = 0
-    bos_token_id: int | None = 0
-
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode("utf-8", errors="replace").replace(b"\0", b""))
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return bytes(int(i) for i in ids if 0 < i < 256).decode("utf-8", errors="replace")
-
-
 def encode(tokenizer: Any, text: str) -> list[int]:
     """The ids of a text in the middle of others: transformers' tokenizers are kept from adding their special tokens.
 
+    >>> from mnemos.data import ByteTokenizer
     >>> encode(ByteTokenizer(), "ab")
     [97, 98]
     """
