@@ -14,7 +14,8 @@ import torch
 from oracles import BYTES, answering, uniform
 
 from mnemos.eval import LanguageModel, perplexity
-from mnemos.eval.harness import StreamingLM, add_remote_code, run_harness
+from mnemos.eval.harness import StreamingLM, run_harness
+from mnemos.models.remote import add_remote_code
 
 TASKS = {
     "local_choice": """

@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from .files import require, whole_file
+from ..whole import whole_file
+from .files import require
 from .readers import Rules, read
 from .report import Report
 from .sources import Source

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from .files import read_json, whole_file, write_json
+from ..whole import whole_file
+from .files import read_json, write_json
 from .report import Report
 
 FORMAT = 1

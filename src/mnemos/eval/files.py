@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
-import uuid
 from pathlib import Path
 from typing import Any
 
-
-def write_text(path: str | os.PathLike, text: str) -> None:
-    """Write under a temporary name, sync, rename."""
-    path = Path(path)
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:16]}.part")
-    try:
-        with open(temporary, "x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
+from ..whole import write_text
 
 
 def write_json(path: str | os.PathLike, content: Any) -> None:

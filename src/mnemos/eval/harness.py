@@ -10,10 +10,8 @@ ever cut off in front.
 
 from __future__ import annotations
 
-import json
 import os
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import lm_eval.models  # noqa: F401  fills the registry with lm_eval's own models, which it does only while that is empty
@@ -24,13 +22,6 @@ from lm_eval.api.registry import register_model
 
 from .lm import LanguageModel
 from .perplexity import document_losses
-
-REMOTE = '''"""Lets transformers find the models of the package mnemos, which must be installed (trust_remote_code=True)."""
-
-from mnemos.models import MnemosConfig, MnemosForCausalLM, MnemosModel
-
-__all__ = ["MnemosConfig", "MnemosForCausalLM", "MnemosModel"]
-'''
 
 
 @register_model("mnemos")
@@ -148,23 +139,3 @@ def run_harness(
         task: {name: value for name, value in scores.items() if isinstance(value, int | float)}
         for task, scores in done["results"].items()
     }
-
-
-def add_remote_code(folder: str | os.PathLike) -> None:
-    """Let a saved model be opened by programs that do not import mnemos, such as `lm_eval --model hf --model_args
-    pretrained=FOLDER,trust_remote_code=True`: adds a file of three lines to the folder, and its name to config.json."""
-    folder = Path(folder)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    if config.get("model_type") != "mnemos":
-        raise ValueError(
-            f"{folder} holds a model of type {config.get('model_type')!r}, but remote code is only for mnemos"
-        )
-    config["auto_map"] = {
-        "AutoConfig": "mnemos_auto.MnemosConfig",
-        "AutoModel": "mnemos_auto.MnemosModel",
-        "AutoModelForCausalLM": "mnemos_auto.MnemosForCausalLM",
-    }
-    from .files import write_text
-
-    write_text(folder / "mnemos_auto.py", REMOTE)
-    write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")

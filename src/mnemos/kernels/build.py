@@ -26,7 +26,7 @@ class Unavailable(Exception):
 def library(name: str) -> ctypes.CDLL:
     """The compiled `name`.cpp; `Unavailable` where it cannot be compiled or loaded.
 
-    It is kept in the user's cache folder ($XDG_CACHE_HOME/mnemos), under a name made of the sources, the flags and the
+    It is kept in the user's cache folder ($XDG_CACHE_HOME/mnemos/kernels), under a name made of the sources, the flags and the
     processor, so that a change of any of them compiles anew; so does a file that cannot be loaded.
     """
     sources = [HERE / f"{name}.cpp", *sorted(HERE.glob("*.h"))]
@@ -70,7 +70,7 @@ def _compile(command: list[str], path: Path) -> None:
 
 def _cache() -> Path:
     """A folder that only this user can write to."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mnemos"
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mnemos" / "kernels"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if os.name == "posix" and (folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o022):
         raise Unavailable(f"{folder} can be written to by others")

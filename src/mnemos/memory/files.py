@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import uuid
-from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from ..whole import whole_file
+
 
 def write_tensors(path: str | os.PathLike, tensors: dict[str, Tensor], header: dict[str, str]) -> None:
     """Write a safetensors file under a temporary name, sync it, and rename it."""
-    path = Path(path)
     data = save({name: x.detach().contiguous().cpu().clone() for name, x in tensors.items()}, metadata=header)
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:16]}.part")
-    file = open(temporary, "xb")  # noqa: SIM115 — not mkstemp, which gives the file to its owner alone
-    try:
-        with file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
+    with whole_file(path) as file:
+        file.write(data)
 
 
 def read_tensors(

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import yaml
 
 from ..data import DataConfig
-from .files import write_text
+from ..whole import write_text
 from .typed import build, check_choices, plain, whole
 
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, the compute-optimal ratio

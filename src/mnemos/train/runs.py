@@ -159,6 +159,7 @@ def export(run: str | os.PathLike, out: str | os.PathLike, checkpoint: str = "be
     import shutil
     import uuid
 
+    from ..models.remote import add_remote_code
     from .files import sync_folder
 
     out = Path(out)
@@ -170,6 +171,7 @@ def export(run: str | os.PathLike, out: str | os.PathLike, checkpoint: str = "be
     try:
         model.config.use_cache = True
         model.save_pretrained(part)
+        add_remote_code(part)
         for file in (Path(run) / "tokenizer").glob("*"):
             if file.is_file():
                 shutil.copy(file, part / file.name)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from .files import write_text
+from ..whole import write_text
 
 
 class Tracker(Protocol):
