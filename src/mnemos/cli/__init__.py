@@ -12,19 +12,31 @@ from typing import Any
 import tyro
 
 from .data import data
+from .export import export
+from .generate import generate
 from .presets import presets
+from .runs import runs
 from .tokenizer import tokenizer
+from .train import run_train, train
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "data": data,
+    "export": export,
+    "generate": generate,
     "presets": presets,
+    "runs": runs,
     "tokenizer": tokenizer,
+    "train": train,
 }
+OWN_ARGUMENTS = {"train": run_train}  # commands whose flags are known only once their modules are imported
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
+        if arguments and arguments[0] in OWN_ARGUMENTS:
+            return OWN_ARGUMENTS[arguments[0]](arguments[1:])
         tyro.extras.subcommand_cli_from_dict(
             COMMANDS, prog="mnemos", args=arguments, description="Sequence models whose memory learns at test time."
         )

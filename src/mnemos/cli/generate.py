@@ -1,0 +1,94 @@
+"""`mnemos generate`: text from a run, or from an exported folder."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import tyro
+
+
+def generate(
+    model: Annotated[str, tyro.conf.Positional],
+    /,
+    prompt: str = "The ",
+    max_tokens: int = 200,
+    temperature: float = 0.8,
+    top_k: int = 50,
+    top_p: float = 1.0,
+    samples: int = 1,
+    seed: int | None = None,
+    checkpoint: str = "best",
+    device: str = "cpu",
+    stream: bool = True,
+) -> None:
+    """Continue a prompt.
+
+    Args:
+        model: a run's folder (runs/x), or a folder that `mnemos export` wrote.
+        prompt: what to continue.
+        max_tokens: tokens to add, at most.
+        temperature: 0 takes the likeliest token each time.
+        top_k: draw from so many tokens; 0 from all.
+        top_p: draw from the likeliest tokens that together have this probability.
+        samples: how many continuations.
+        seed: for the same text again.
+        checkpoint: best, last, or a step of the run.
+        device: where to compute.
+        stream: print text as it comes (one sample).
+    """
+    import torch
+
+    language, tokenizer = _open(model, checkpoint)
+    language = language.to(device)
+    if seed is not None:
+        torch.manual_seed(seed)
+    encoded = tokenizer.encode(prompt)
+    if not encoded:
+        raise ValueError("prompt is empty: give at least one character")
+    ids = torch.tensor([encoded], device=device)
+    drawn = (
+        {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+        if temperature > 0
+        else {"do_sample": False}
+    )
+    choices = drawn | {"max_new_tokens": max_tokens, "pad_token_id": 0}
+    if stream and samples == 1:
+        language.generate(ids, streamer=Streamer(tokenizer), **choices)
+        return
+    rows = language.generate(ids.expand(samples, -1), **choices)
+    for row in rows.tolist():
+        print(tokenizer.decode(row))
+
+
+def _open(model: str, checkpoint: str):
+    """A model in evaluation mode, and its tokenizer."""
+    from pathlib import Path
+
+    path = Path(model)
+    if (path / "config.yaml").exists():
+        from ..train.runs import load_model, load_tokenizer
+
+        return load_model(path, checkpoint), load_tokenizer(path)
+    if (path / "config.json").exists():
+        from ..data import open_tokenizer
+        from ..models import MnemosForCausalLM
+
+        return MnemosForCausalLM.from_pretrained(path).eval(), open_tokenizer(str(path))
+    raise ValueError(f"{model} is neither a run (config.yaml) nor an exported model (config.json)")
+
+
+class Streamer:
+    """Prints what `generate` makes, as soon as its characters are whole."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.ids, self.shown = tokenizer, [], 0
+
+    def put(self, value) -> None:
+        self.ids += value.flatten().tolist()
+        text = self.tokenizer.decode(self.ids)
+        if not text.endswith("\ufffd"):  # the middle of a character
+            print(text[self.shown :], end="", flush=True)
+            self.shown = len(text)
+
+    def end(self) -> None:
+        print(self.tokenizer.decode(self.ids)[self.shown :], flush=True)

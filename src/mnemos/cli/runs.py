@@ -1,0 +1,72 @@
+"""`mnemos runs`: what was trained, side by side."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import tyro
+
+
+def runs(
+    names: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
+    /,
+    folder: str = "runs",
+    plot: str | None = None,
+    json: bool = False,
+) -> None:
+    """List runs with their losses, or compare some of them in a table and a plot.
+
+    Args:
+        names: runs to compare, by name or folder; all where none is given.
+        folder: where runs live.
+        plot: write a picture of the loss curves there (.png, .svg or .pdf).
+        json: print lines of JSON instead of a table.
+    """
+    from pathlib import Path
+
+    from ..train import runs as record
+
+    if names:
+        found = [record.open_run(name if Path(name).is_dir() else Path(folder) / name) for name in names]
+    else:
+        found = record.list_runs(folder)
+    if not found:
+        raise ValueError(f"{folder} holds no run; `mnemos train` makes one")
+    rows = [run.summary() for run in found]
+    if json:
+        import json as text
+
+        for row in rows:
+            print(text.dumps(row))
+    else:
+        _print_table(rows)
+    if plot is not None:
+        record.plot(found, plot)
+        print(f"picture: {plot}")
+
+
+def _print_table(rows: list[dict]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    forms = {
+        "name": "{}",
+        "model": "{}",
+        "step": "{:,}",
+        "loss": "{:.4f}",
+        "val_loss": "{:.4f}",
+        "bits_per_byte": "{:.3f}",
+        "best": "{:.4f}",
+        "memory_worth": "{:+.1%}",
+        "tokens_per_second": "{:,.0f}",
+        "bad_steps": "{}",
+    }
+    for column in forms:
+        table.add_column(
+            column.replace("_", " "), justify="left" if column in ("name", "model") else "right", no_wrap=True
+        )
+    for row in rows:
+        table.add_row(*("-" if row[key] is None else form.format(row[key]) for key, form in forms.items()))
+    console = Console()
+    (console if console.is_terminal else Console(width=200)).print(table, highlight=False)

@@ -1,0 +1,123 @@
+"""`mnemos train`: a run from the command line. Defaults, then a recipe, then a config file, then flags."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+SHORT = {
+    "--preset": "--model.preset",
+    "--size": "--model.size",
+    "--data": "--data.sources",
+    "--tokenizer": "--data.tokenizer",
+    "--seq-len": "--data.seq-len",
+    "--batch-size": "--data.batch-size",
+    "--carry-state": "--data.carry-state",
+    "--no-carry-state": "--data.no-carry-state",
+    "--lr": "--optim.lr",
+    "--optimizer": "--optim.name",
+    "--max-steps": "--steps",
+    "--gradient-accumulation-steps": "--accumulate",
+    "--output-dir": "--folder",
+    "--track": "--watch.trackers",
+    "--strategy": "--parallel.strategy",
+}
+
+
+def train() -> None:
+    """Train a model: on text that is on every machine, on your files, or on datasets of the hub."""
+    raise AssertionError("parses its own arguments: see run_train")
+
+
+def run_train(arguments: Sequence[str]) -> int:
+    """The exit status: 0 for a run that ended or was stopped and saved, 1 for one that failed."""
+    from ..train.trainer import Trainer, TrainingFailed
+
+    config, resume = read_arguments(arguments)
+    trainer = Trainer(config, resume=resume, display=True)
+    try:
+        result = trainer.train()
+    except TrainingFailed as failed:
+        if trainer.world.first:
+            print(f"mnemos: {failed}", file=sys.stderr)
+        return 1
+    finally:
+        trainer.world.close()
+    if result.saved and not result.stopped and trainer.world.first:
+        validated = "" if result.val_loss is None else f", validation loss {result.val_loss:.4f}"
+        print(f"{result.path}: {result.step} steps{validated}. Next: mnemos generate {result.path} --prompt 'The '")
+    return 0 if result.saved else 1
+
+
+def read_arguments(arguments: Sequence[str]):
+    """The config that the flags ask for, and whether to resume."""
+    import tyro
+
+    from ..train.config import TrainConfig, merge
+    from ..train.recipes import RECIPES, recipe
+
+    rest, chosen, resume = _take(arguments)
+    config = TrainConfig()
+    for name in chosen["--recipe"]:
+        config = recipe(config, name)
+    for path in chosen["--config"]:
+        config = merge(config, _fields(path))
+    if chosen["--config"]:
+        config.name = None  # the same run again, not the same folder
+    if resume is not None:
+        path = Path(resume) if resume else _newest(rest, config.folder)
+        if not (path / "config.yaml").exists():
+            raise ValueError(f"--resume {path}: there is no {path}/config.yaml")
+        config = TrainConfig.load(path / "config.yaml")
+        config.name, config.folder = path.name, str(path.parent)
+    about = (
+        "Train a model. Defaults, then --recipe, then --config FILE, then flags.\n\n"
+        "Recipes (--recipe NAME, repeatable):\n"
+        + "\n".join(f"  {name}: {text}" for name, (text, _) in RECIPES.items())
+        + "\n\n--resume [RUN] goes on with a run, without RUN with the newest.\n"
+        + "Short forms: "
+        + ", ".join(f"{short} for {full}" for short, full in SHORT.items())
+    )
+    return tyro.cli(TrainConfig, prog="mnemos train", description=about, default=config, args=rest), resume is not None
+
+
+def _fields(path: str) -> dict:
+    """A config file's fields alone, so that what it does not say stays as it was."""
+    import yaml
+
+    from ..train.config import TrainConfig
+
+    TrainConfig.load(path)  # says what is wrong with it
+    return yaml.safe_load(Path(path).read_text())
+
+
+def _take(arguments: Sequence[str]) -> tuple[list[str], dict[str, list[str]], str | None]:
+    """Long forms of the short flags; the values of --recipe and --config; what follows --resume ("" for nothing)."""
+    rest: list[str] = []
+    chosen: dict[str, list[str]] = {"--recipe": [], "--config": []}
+    resume, items = None, list(arguments)
+    while items:
+        flag, equals, value = items.pop(0).partition("=")
+        if flag in chosen:
+            if not equals and not items:
+                raise ValueError(f"{flag} needs a value")
+            chosen[flag].append(value if equals else items.pop(0))
+        elif flag == "--resume":
+            resume = value if equals else items.pop(0) if items and not items[0].startswith("-") else ""
+        else:
+            rest.append(SHORT.get(flag, flag) + equals + value)
+    return rest, chosen, resume
+
+
+def _newest(rest: list[str], folder: str) -> Path:
+    """The run that a bare --resume means: the one named, or the newest that has a config."""
+    for flag, value in zip(rest, rest[1:]):
+        folder = value if flag == "--folder" else folder
+    for flag, value in zip(rest, rest[1:]):
+        if flag == "--name":
+            return Path(folder) / value
+    found = sorted(Path(folder).glob("*/config.yaml"), key=lambda p: p.stat().st_mtime)
+    if not found:
+        raise ValueError(f"--resume: {folder} holds no run")
+    return found[-1].parent

@@ -1,0 +1,230 @@
+"""Checkpoints: folders of safetensors and JSON, complete or absent, that a run of any number of processes can go on from.
+
+    checkpoints/step-000500/
+      tensors/*.safetensors    weights, optimiser, average: every process its shard (torch.distributed.checkpoint)
+      state.json               step, counters, data position, and what the run was made of
+      rank-0.json, …           random numbers of each process
+      carried-0.safetensors    the memory each process carries between batches, where it does
+      manifest.json            size and checksum of every file: written last
+
+No pickle is written or read. A folder is written under a temporary name, synced, and renamed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import shutil
+import threading
+import warnings
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+
+from .distributed import World
+from .files import sync_folder, write_json
+
+MANIFEST = "manifest.json"
+warnings.filterwarnings(
+    "ignore", message="torch.distributed is disabled"
+)  # a single process saves alone: that is meant
+
+
+@dataclass
+class Contents:
+    """What goes into a checkpoint besides the tensors. own: this process's part; files: name -> function that writes it."""
+
+    step: int
+    state: dict[str, Any]
+    own: dict[str, Any]
+    files: dict[str, Callable[[Path], None]] = field(default_factory=dict)
+
+
+class Checkpoints:
+    """The checkpoints of one run. `say` is told, in one sentence, what went wrong."""
+
+    def __init__(self, folder: Path, world: World, keep_last: int, asynchronous: bool, say: Callable[[str], None]):
+        self.folder, self.world, self.keep_last, self.say = folder, world, keep_last, say
+        self.asynchronous = asynchronous
+        # the writing thread talks to other processes while they train: on a line of its own
+        self._group = dist.new_group(backend="gloo") if world.size > 1 and asynchronous else None
+        self._pending: tuple[Any, Path, Path, threading.Thread | None, list] | None = None
+        if world.first:
+            folder.mkdir(parents=True, exist_ok=True)
+            for leftover in folder.glob(".step-*.part"):
+                shutil.rmtree(leftover, ignore_errors=True)
+        world.barrier()
+
+    def save(
+        self, tensors: dict[str, Tensor], contents: Contents, best: float | None = None, wait: bool = False
+    ) -> bool:
+        """Write a checkpoint; False, and a sentence, where that fails. best: the validation loss that makes it the best."""
+        self.finish()
+        target = self.folder / f"step-{contents.step:06d}"
+        part = target.with_name(f".{target.name}.part")
+        problem = ""
+        try:
+            if self.world.first:
+                shutil.rmtree(part, ignore_errors=True)
+                (part / "tensors").mkdir(parents=True)
+                write_json(part / "state.json", contents.state | {"step": contents.step})
+            self.world.barrier()
+            write_json(part / f"rank-{self.world.rank}.json", contents.own)
+            for name, write in contents.files.items():
+                write(part / name)
+        except OSError as error:
+            problem = str(error)
+        if self.world.any(bool(problem)):
+            self._give_up(part, contents.step, problem or "another process could not write its part")
+            return False
+        asynchronous = self.asynchronous and not wait
+        try:
+            writer = dcp.HuggingFaceStorageWriter(str(part / "tensors"), save_distributed=True)
+            save: Callable = dcp.async_save if asynchronous else dcp.save
+            future = save(tensors, storage_writer=writer, process_group=self._group)
+        except (OSError, RuntimeError, CheckpointException) as error:
+            self._give_up(part, contents.step, _short(error))
+            return False
+        if not asynchronous:
+            return self._complete(part, target, contents.step, best)
+        outcome: list = []
+        thread = threading.Thread(
+            target=lambda: outcome.append(self._after(future, part, target, contents.step, best)), daemon=True
+        )
+        thread.start()
+        self._pending = (future, part, target, thread, outcome)
+        return True
+
+    def finish(self) -> bool:
+        """Wait for the checkpoint that is being written; whether it was written."""
+        if self._pending is None:
+            return True
+        _, _, _, thread, outcome = self._pending
+        self._pending = None
+        if thread is not None:
+            thread.join()
+        return bool(outcome and outcome[0])
+
+    def _after(self, future, part: Path, target: Path, step: int, best: float | None) -> bool:
+        try:
+            future.result()
+        except BaseException as error:
+            self._give_up(part, step, _short(error))
+            return False
+        return self._complete(part, target, step, best)
+
+    def _complete(self, part: Path, target: Path, step: int, best: float | None) -> bool:
+        """All parts are there: seal them with a manifest, make them last, give them their name."""
+        if not self.world.first:
+            return True
+        try:
+            files = sorted(p for p in part.rglob("*") if p.is_file())
+            write_json(part / MANIFEST, {str(p.relative_to(part)): [p.stat().st_size, _checksum(p)] for p in files})
+            sync_folder(part, files=True)
+            if target.exists():
+                shutil.rmtree(target)
+            part.rename(target)
+            sync_folder(self.folder)
+            if best is not None and best < (self.best() or {"val_loss": math.inf})["val_loss"]:
+                write_json(self.folder.parent / "best.json", {"step": step, "val_loss": best})
+        except OSError as error:
+            self._give_up(part, step, str(error))
+            return False
+        self._prune()
+        return True
+
+    def _give_up(self, part: Path, step: int, why: str) -> None:
+        if self.world.first:
+            shutil.rmtree(part, ignore_errors=True)
+            self.say(f"no checkpoint of step {step}: {why}; earlier ones are kept, and training goes on")
+
+    def _prune(self) -> None:
+        kept = {*self.steps()[-self.keep_last :], (self.best() or {}).get("step")}
+        for step in self.steps():
+            if step not in kept:
+                shutil.rmtree(self.path(step), ignore_errors=True)
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"step-{step:06d}"
+
+    def steps(self) -> list[int]:
+        """Steps with a complete checkpoint, in order."""
+        return checkpoint_steps(self.folder)
+
+    def best(self) -> dict[str, Any] | None:
+        """The best checkpoint's step and validation loss."""
+        return read_best(self.folder.parent)
+
+    def load(
+        self, tensors: Callable[[], dict[str, Tensor]], step: int | None = None
+    ) -> tuple[Path, dict[str, Any]] | None:
+        """Read the newest checkpoint (of `step` or before) that is whole into live tensors; those that are not are named."""
+        self.finish()
+        steps = [s for s in self.world.tell(self.steps()) if step is None or s <= step]
+        for candidate in reversed(steps):
+            path = self.path(candidate)
+            wrong = self.world.tell(problem_of(path) if self.world.first else "")
+            if wrong:
+                if self.world.first:
+                    self.say(f"{path} cannot be used: {wrong}; trying the one before")
+                continue
+            read_tensors_into(path, tensors())
+            return path, json.loads((path / "state.json").read_text())
+        return None
+
+
+def read_tensors_into(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Fill live tensors, spread or whole, from a checkpoint."""
+    dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(path / "tensors")))
+
+
+def checkpoint_steps(folder: Path) -> list[int]:
+    """Steps of the complete checkpoints of a folder."""
+    return sorted(int(p.name.removeprefix("step-")) for p in folder.glob("step-*") if (p / MANIFEST).exists())
+
+
+def read_best(run: Path) -> dict[str, Any] | None:
+    with contextlib.suppress(OSError, ValueError):
+        best = json.loads((run / "best.json").read_text())
+        if (run / "checkpoints" / f"step-{best['step']:06d}" / MANIFEST).exists():
+            return best
+    return None
+
+
+def problem_of(path: Path) -> str:
+    """What is wrong with a checkpoint's files; "" where nothing is."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+        for name, (size, checksum) in manifest.items():
+            file = path / name
+            if not file.is_file():
+                return f"{name} is missing"
+            if file.stat().st_size != size:
+                return f"{name} has {file.stat().st_size} bytes instead of {size}"
+            if _checksum(file) != checksum:
+                return f"{name} is damaged (its checksum differs)"
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        return f"its manifest cannot be read ({error})"
+    return ""
+
+
+def _checksum(path: Path) -> int:
+    value = 0
+    with open(path, "rb") as file:
+        while block := file.read(2**22):
+            value = zlib.crc32(block, value)
+    return value
+
+
+def _short(error: BaseException) -> str:
+    """The innermost sentence of an error that torch.distributed.checkpoint has wrapped."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

@@ -1,0 +1,130 @@
+"""Reaching into a live model without changing it: watch its gates, silence its memories, change its chunk size.
+
+Shapes: B batch, T time, D hidden size, H heads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Generator
+
+import torch
+from torch import Tensor, nn
+
+from ..memory import NeuralMemory
+from ..models import MnemosForCausalLM
+from ..models.gate import Gate
+from ..nn import QKProjection
+
+
+def memories(model: MnemosForCausalLM) -> dict[int, nn.Module]:
+    """Every layer's memory, by layer."""
+    return {
+        i: module
+        for i, block in enumerate(_layers(model))
+        for module in block.modules()
+        if isinstance(module, NeuralMemory | QKProjection)
+    }
+
+
+def gates(model: MnemosForCausalLM) -> dict[int, Gate]:
+    """Every layer's gate between attention and memory that is a number per token, by layer."""
+    return {
+        i: module
+        for i, block in enumerate(_layers(model))
+        for module in block.modules()
+        if isinstance(module, Gate) and module.linear is not None
+    }
+
+
+class GateWatch:
+    """Keeps what the gates were in the last forward pass, with their graph: layer -> (B, T, H) in [0, 1]."""
+
+    def __init__(self, model: MnemosForCausalLM):
+        self.values: dict[int, Tensor] = {}
+        self._handles = [
+            gate.linear.register_forward_hook(self._keep(i))
+            for i, gate in gates(model).items()
+            if gate.linear is not None
+        ]
+
+    def _keep(self, layer: int):
+        def hook(module, inputs, output):
+            self.values[layer] = output.sigmoid()
+
+        return hook
+
+    def clear(self) -> None:
+        self.values = {}
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+class MemoryDropout:
+    """While the model trains, each layer's memory is silent in a random share of the rows.
+
+    What is kept is not scaled up: a memory that speaks sounds as it does in evaluation. With gate_mode "product" a silent
+    memory silences the block; use "convex" or "additive".
+    """
+
+    def __init__(self, model: MnemosForCausalLM, share: float):
+        for memory in memories(model).values() if share else ():
+            memory.register_forward_hook(self._hook)
+        self.share = share
+
+    def _hook(self, module: nn.Module, inputs, output):
+        if not module.training:
+            return output
+        y = output[0]
+        keep = torch.rand(y.shape[0], 1, 1, device=y.device) >= self.share
+        return (y * keep, *output[1:])
+
+
+@contextlib.contextmanager
+def silent_memory(model: MnemosForCausalLM) -> Generator[None]:
+    """Inside, every memory's output is 0: what the model does without it."""
+    handles = [
+        memory.register_forward_hook(lambda module, inputs, output: (torch.zeros_like(output[0]), *output[1:]))
+        for memory in memories(model).values()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def set_chunk_size(model: MnemosForCausalLM, size: int) -> None:
+    """Change the memory's chunk on a live model, and in its config, so that what is saved is what was trained.
+
+    The range of the inner learning rate, which the chunk would set, stays what it was. States made before belong to another
+    memory from now on. With rule "muon" the memory commits once per chunk, unless `commit_every` says otherwise.
+
+    >>> from mnemos.models import MnemosForCausalLM, presets
+    >>> model = MnemosForCausalLM(presets.config("titans-mag", "nano", num_hidden_layers=1))
+    >>> set_chunk_size(model, 8)
+    >>> model.config.memory_config.chunk_size, model.model.layers[0].mixer.memory.spec.chunk_size
+    (8, 8)
+    """
+    config = model.config
+    if not config.has_memory:
+        return
+    old = config.memory_config
+    if old.chunk_size == size:
+        return
+    commit = old.commit_every
+    if commit is not None and size % commit:
+        commit = next(c for c in range(min(commit, size), 0, -1) if size % c == 0)
+    changed = {"chunk_size": size, "max_lr": old.lr_ceiling, "commit_every": commit}
+    config.memory = dict(config.memory or {}) | changed
+    new = dataclasses.replace(old, **changed)
+    for memory in memories(model).values():
+        if isinstance(memory, NeuralMemory):
+            memory.config, memory.spec, memory.gating.config = new, new.spec, new
+
+
+def _layers(model: MnemosForCausalLM):
+    return model.model.layers

@@ -1,0 +1,137 @@
+"""One process or many: who we are, how the model is spread, and sums over all. Started by torchrun, or by nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..models import MnemosForCausalLM
+from .config import ParallelConfig
+
+
+@dataclass
+class World:
+    """This process among `size`. `device` is where it computes."""
+
+    rank: int
+    size: int
+    device: torch.device
+    ours: bool = False  # whether we opened the process group, and have to close it
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, values: list[float]) -> list[float]:
+        """The sum over all processes of each number."""
+        if self.size == 1:
+            return values
+        total = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(total, group=self._cpu_group())
+        return total.tolist()
+
+    def any(self, flag: bool) -> bool:
+        return self.sum([float(flag)])[0] > 0
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            dist.barrier(group=self._cpu_group())
+
+    def tell(self, value):
+        """The first process's value, everywhere."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self._cpu_group())
+        return box[0]
+
+    def _cpu_group(self):
+        return None  # the default group carries CPU tensors by gloo, also beside nccl
+
+    def close(self) -> None:
+        if self.ours and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def open_world(device: str = "auto") -> World:
+    """Join the process group that torchrun has prepared; alone where there is none."""
+    size, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    chosen = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        place = torch.device(chosen)
+    except RuntimeError:
+        raise ValueError(f"device={device!r} is unknown; use auto, cpu, cuda or cuda:0") from None
+    if place.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError(f"device={device!r} is not there: torch sees no GPU")
+        if place.index is None:
+            place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(place)
+    ours = False
+    if size > 1 and not dist.is_initialized():
+        dist.init_process_group("cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo")
+        ours = True
+    return World(rank, size, place, ours)
+
+
+class Spread:
+    """A model over the processes of a world. `call` is what to run forward, `model` what holds the parameters."""
+
+    def __init__(self, model: MnemosForCausalLM, world: World, config: ParallelConfig):
+        self.model, self.world = model, world
+        self.strategy = "none" if world.size == 1 else "fsdp" if config.strategy == "auto" else config.strategy
+        self.call: nn.Module = model
+        if self.strategy == "ddp":
+            devices = [world.device.index] if world.device.type == "cuda" else None
+            self.call = nn.parallel.DistributedDataParallel(model, device_ids=devices)
+        elif self.strategy in ("fsdp", "hybrid"):
+            self._shard(config)
+
+    def _shard(self, config: ParallelConfig) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        size, kind = self.world.size, self.world.device.type
+        if self.strategy == "fsdp":
+            mesh = init_device_mesh(kind, (size,), mesh_dim_names=("shard",))
+        else:
+            shard = config.shard or int(os.environ.get("LOCAL_WORLD_SIZE", size))
+            if size % shard:
+                raise ValueError(f"parallel.shard={shard} must divide the {size} processes")
+            mesh = init_device_mesh(kind, (size // shard, shard), mesh_dim_names=("copy", "shard"))
+        for block in self.model.model.layers:
+            fully_shard(block, mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
+
+    def syncing(self, last: bool) -> AbstractContextManager:
+        """Gradients are exchanged in a step's last backward pass only."""
+        if self.strategy in ("fsdp", "hybrid"):
+            self.model.set_requires_gradient_sync(last)  # ty: ignore[call-non-callable]
+        elif isinstance(self.call, nn.parallel.DistributedDataParallel) and not last:
+            return self.call.no_sync()
+        return contextlib.nullcontext()
+
+    def settle(self) -> None:
+        """Back to the shards: a forward pass without a backward one leaves some weights gathered."""
+        if self.strategy in ("fsdp", "hybrid"):
+            from torch.distributed.fsdp import FSDPModule
+
+            for module in self.model.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+
+    @property
+    def gradient_scale(self) -> float:
+        """Gradients are averaged over processes, but a loss that is a share of the global one wants their sum."""
+        return float(self.world.size)
+
+
+def full(x: Tensor) -> Tensor:
+    """The whole of a tensor that may be spread."""
+    return x.full_tensor() if hasattr(x, "full_tensor") else x  # ty: ignore[call-non-callable]

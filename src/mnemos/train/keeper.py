@@ -1,0 +1,134 @@
+"""What a run must remember, put into checkpoints and taken out again."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..models import MnemosForCausalLM
+from .carry import Carried
+from .checkpoints import Checkpoints, Contents
+from .config import TrainConfig
+from .control import set_chunk_size
+from .distributed import World
+from .guard import Guard
+from .optimisers import Optimisers
+from .randomness import random_state, set_random_state
+from .runs import model_tensors
+
+
+@dataclass
+class Progress:
+    """How far a run is. new_best: validation has just found the weights to be the best so far."""
+
+    step: int = 0
+    tokens: int = 0
+    val_loss: float | None = None
+    best: float = math.inf
+    new_best: bool = False
+    guard: Guard = field(default_factory=Guard)
+
+
+class Keeper:
+    """Saves and restores one run."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        world: World,
+        model: MnemosForCausalLM,
+        optimisers: Optimisers,
+        data: Any,
+        carried: Carried,
+        checkpoints: Checkpoints,
+    ):
+        self.config, self.world, self.model, self.data = config, world, model, data
+        self.optimisers, self.carried, self.checkpoints = optimisers, carried, checkpoints
+        self.average = {name: p.detach().clone() for name, p in model.named_parameters()} if config.optim.ema else {}
+
+    def update_average(self) -> None:
+        for name, p in self.model.named_parameters() if self.average else ():
+            self.average[name].lerp_(p.detach(), 1 - self.config.optim.ema)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that is spread over processes, by name and live: weights, optimiser, average."""
+        named = model_tensors(self.model, "model")
+        named |= {f"optim.{name}": x for name, x in self.optimisers.tensors().items()}
+        return named | {f"average.{name}": x for name, x in self.average.items()}
+
+    def save(self, progress: Progress, wait: bool = False) -> bool:
+        """Write a checkpoint; the best one, where validation has just found these weights to be that."""
+        best, progress.new_best = progress.best if progress.new_best else None, False
+        state = {
+            "tokens": progress.tokens,
+            "guard": progress.guard.state(),
+            "val_loss": progress.val_loss,
+            "best": progress.best if math.isfinite(progress.best) else None,
+            "data": self.data.train.state_dict(),
+            "world_size": self.world.size,
+            "config": self.config.to_dict(),
+            "model": json.loads(self.model.config.to_json_string(use_diff=False)),
+        }
+        files: dict[str, Callable[[Path], None]] = {}
+        if self.carried.cache is not None:
+            files[f"carried-{self.world.rank}.safetensors"] = self.carried.save
+        contents = Contents(progress.step, state, {"random": random_state()}, files)
+        return self.checkpoints.save(self.tensors(), contents, best, wait)
+
+    def restore(self, progress: Progress) -> Path | None:
+        """Take everything from the newest whole checkpoint; None where there is none."""
+        self.optimisers.allocate()
+        found = self.checkpoints.load(self.tensors)
+        if found is None:
+            for optimiser in self.optimisers.all:
+                optimiser.state.clear()
+            return None
+        path, state = found
+        self._take(progress, state)
+        progress.guard = Guard(**state["guard"])
+        self.data.train.load_state_dict(state["data"])
+        if self.config.data.carry_state:
+            saved = state["world_size"]
+            self.carried.load(path, self.world.rank, self.world.size, saved, self.model.config, self.world.device)
+        own = path / f"rank-{self.world.rank}.json"
+        if state["world_size"] == self.world.size and own.exists():
+            set_random_state(json.loads(own.read_text())["random"])
+        return path
+
+    def go_back(self, progress: Progress) -> Path | None:
+        """Take weights and optimiser from the newest checkpoint before the trouble; the data goes on, past what caused it."""
+        guard, config = progress.guard, self.config.checkpoint
+        self.checkpoints.finish()
+        limit = None if guard.lowest is None or not config.spike else guard.lowest + config.spike / 2
+        found = self.checkpoints.load(self.tensors, self._last_good(limit))
+        if found is None:
+            return None
+        path, state = found
+        best = progress.best
+        self._take(progress, state)
+        progress.best = min(progress.best, best)
+        guard.went_back(state["guard"], config)
+        self.carried.drop()
+        return path
+
+    def _take(self, progress: Progress, state: dict[str, Any]) -> None:
+        progress.step, progress.tokens, progress.val_loss = state["step"], state["tokens"], state["val_loss"]
+        progress.best, progress.new_best = math.inf if state["best"] is None else state["best"], False
+        size = (state["model"].get("memory") or {}).get("chunk_size")
+        if size is not None:
+            set_chunk_size(self.model, size)
+
+    def _last_good(self, limit: float | None) -> int:
+        """The newest checkpoint whose smoothed loss was not on its way up; -1: none."""
+        good = -1
+        for step in self.world.tell(self.checkpoints.steps()):
+            smoothed = json.loads((self.checkpoints.path(step) / "state.json").read_text())["guard"]["smoothed"]
+            if limit is None or smoothed is None or smoothed <= limit:
+                good = step
+        return good

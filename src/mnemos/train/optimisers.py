@@ -1,0 +1,116 @@
+"""Which parameter gets which optimiser, learning rate and weight decay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from .config import OptimConfig
+
+UNDECAYED = (
+    "norm",
+    "gating",
+    ".gate.",
+    "W0",
+    "persistent",
+    "embed_tokens",
+    "longterm",
+    "coefficients",
+    "decay",
+    "retain",
+)
+
+
+class Optimisers:
+    """One optimiser, or muon and adamw side by side, with one learning-rate factor for both.
+
+    >>> optimisers = Optimisers(nn.Linear(4, 4), OptimConfig(name="adamw", lr=1e-3))
+    >>> optimisers.set_factor(0.5)
+    >>> optimisers.lr
+    0.0005
+    """
+
+    def __init__(self, model: nn.Module, config: OptimConfig):
+        self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        matrices, decayed, plain = split_parameters(self.named.items(), config.name == "muon")
+        groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+        groups = [group for group in groups if group["params"]]
+        self.all: list[torch.optim.Optimizer] = []
+        if groups:
+            self.all.append(torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=1e-8))
+        if matrices:
+            self.all.append(
+                torch.optim.Muon(
+                    matrices,
+                    lr=config.muon_lr or config.lr,
+                    weight_decay=config.weight_decay,
+                    momentum=config.momentum,
+                    adjust_lr_fn="match_rms_adamw",
+                )
+            )
+        self.peaks = [[group["lr"] for group in optimiser.param_groups] for optimiser in self.all]
+
+    @property
+    def lr(self) -> float:
+        return self.all[0].param_groups[0]["lr"]
+
+    def set_factor(self, factor: float) -> None:
+        for optimiser, peaks in zip(self.all, self.peaks):
+            for group, peak in zip(optimiser.param_groups, peaks):
+                group["lr"] = peak * factor
+
+    def step(self) -> None:
+        for optimiser in self.all:
+            optimiser.step()
+
+    def zero_grad(self) -> None:
+        for optimiser in self.all:
+            optimiser.zero_grad(set_to_none=True)
+
+    def allocate(self) -> None:
+        """Make every state tensor, so that a checkpoint can be read into it: a step of size 0 along a gradient of 0."""
+        factors = [[group["lr"] for group in optimiser.param_groups] for optimiser in self.all]
+        for p in self.named.values():
+            p.grad = torch.zeros_like(p)
+        self.set_factor(0.0)
+        self.step()
+        self.zero_grad()
+        for optimiser, lrs in zip(self.all, factors):
+            for group, lr in zip(optimiser.param_groups, lrs):
+                group["lr"] = lr
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every state tensor by parameter and name, live: what a checkpoint writes and reads into."""
+        found = {}
+        for name, p in self.named.items():
+            for optimiser in self.all:
+                for key, value in optimiser.state.get(p, {}).items():
+                    if isinstance(value, Tensor):
+                        found[f"{name}.{key}"] = value
+        return found
+
+
+def split_parameters(
+    named: Iterable[tuple[str, nn.Parameter]], muon: bool
+) -> tuple[list[nn.Parameter], list[nn.Parameter], list[nn.Parameter]]:
+    """Parameters for muon, for adamw with weight decay, and for adamw without.
+
+    Muon gets the matrices inside the blocks that map a space to a space. Stacks of matrices, single rows, gates, convolutions
+    (a matrix by shape only), embeddings and what memories start from stay with adamw.
+
+    >>> names = {"model.layers.0.a.weight": nn.Parameter(torch.ones(8, 8)), "model.norm.weight": nn.Parameter(torch.ones(8))}
+    >>> [len(part) for part in split_parameters(names.items(), muon=True)]
+    [1, 0, 1]
+    """
+    matrices, decayed, plain = [], [], []
+    for name, p in named:
+        matrix = p.dim() == 2 and not any(word in name for word in UNDECAYED)
+        if muon and matrix and ".layers." in name and min(p.shape) > 1 and ".conv." not in name:
+            matrices.append(p)
+        elif matrix:
+            decayed.append(p)
+        else:
+            plain.append(p)
+    return matrices, decayed, plain

@@ -1,0 +1,184 @@
+"""What the memory does, measured on a model that is being trained: gates, surprise, contribution, a needle in a haystack.
+
+Everything runs without gradients and leaves the model and its random numbers as they were.
+Shapes: B batch, T time, H heads, C chunk.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..memory import MemoryState, NeuralMemory, read
+from ..memory.objectives import loss as inner_loss
+from ..models import MnemosForCausalLM
+from .control import GateWatch, memories, silent_memory
+
+Stats = dict[str, float]
+
+
+def gate_statistics(g: Tensor) -> Stats:
+    """Mean, spread and ends of gates in [0, 1], and how many have made up their minds.
+
+    >>> gate_statistics(torch.tensor([0.0, 0.5, 1.0, 1.0]))["near_1"]
+    0.5
+    """
+    g = g.detach().float()
+    return {
+        "mean": g.mean().item(),
+        "std": g.std(correction=0).item(),
+        "min": g.min().item(),
+        "max": g.max().item(),
+        "near_0": (g < 0.1).float().mean().item(),
+        "near_1": (g > 0.9).float().mean().item(),
+        "undecided": ((g > 0.4) & (g < 0.6)).float().mean().item(),
+    }
+
+
+@torch.no_grad()
+def look_inside(model: MnemosForCausalLM, call, batch: dict[str, Tensor]) -> dict[str, dict[str, Any]]:
+    """One forward pass over a batch, seen from inside, layer by layer.
+
+    gate: the mix of attention and memory (with "convex" 1 is attention alone, with "additive" 1 is all of the memory).
+    lr (as a share of its range), momentum, retain, token: the memory's own gates. surprise_before, surprise_after: the inner
+    loss of the last whole chunk's tokens by the weights before and after they were written.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    watch = GateWatch(model)
+    handles = []
+    for layer, memory in memories(model).items():
+        if isinstance(memory, NeuralMemory):
+
+            def hook(module, args, output, layer=layer):
+                found[str(layer)] = _memory_numbers(module, args[0], args[1] if len(args) > 1 else None)
+
+            handles.append(memory.register_forward_hook(hook))
+    try:
+        call(**_inputs(batch), use_cache=False, logits_to_keep=1)
+    finally:
+        watch.close()
+        for handle in handles:
+            handle.remove()
+    for layer, g in watch.values.items():
+        found.setdefault(str(layer), {})["gate"] = gate_statistics(g)
+    return dict(sorted(found.items(), key=lambda item: int(item[0])))
+
+
+def _memory_numbers(memory: NeuralMemory, x: Tensor, state: MemoryState | None) -> dict[str, Any]:
+    gates = memory.gating(x)
+    ceiling = memory.config.lr_ceiling
+    numbers: dict[str, Any] = {"lr": gate_statistics(gates.lr / ceiling)}
+    for name, g in (("momentum", gates.momentum), ("retain", gates.retain), ("token", gates.gate)):
+        if g is not None:
+            numbers[name] = gate_statistics(g)
+    C, state = memory.spec.chunk_size, state or memory.initial_state(x.shape[0])
+    first = None if state.phase is None else -state.phase % C  # token of the call that begins a chunk
+    if first is not None and x.shape[1] >= first + C:
+        end = first + (x.shape[1] - first) // C * C
+        before, after = _surprise(memory, state, x[:, : end - C], x[:, end - C : end])
+        numbers |= {"surprise_before": before, "surprise_after": after}
+    return numbers
+
+
+def _surprise(memory: NeuralMemory, state: MemoryState, past: Tensor, chunk: Tensor) -> tuple[float, float]:
+    """Inner loss of a chunk's tokens by the weights at its start, and by those at its end."""
+    state = memory.write(past, state) if past.shape[1] else state
+    _, k, v, _ = memory._project(chunk, state, None, None)
+    wide = state.dtype
+    measured = []
+    for moment in (state, memory.write(chunk, state)):
+        prediction = read(k.to(wide), moment, memory.spec, memory.features)
+        measured.append(inner_loss(memory.spec.objective, prediction, v.to(prediction)).mean().item())
+    return measured[0], measured[1]
+
+
+@torch.no_grad()
+def contribution(model: MnemosForCausalLM, call, batches: Iterable[dict[str, Tensor]], world) -> Stats | None:
+    """Perplexity of tokens beyond the attention window, with the memory and without: what it is worth. None without both."""
+    kinds = set(model.config.blocks)
+    if not kinds & {"mag", "mal", "mac", "qk"}:
+        return None
+    window = max(
+        model.config.attention_window if kinds - {"mac"} else 0, model.config.segment_length if "mac" in kinds else 0
+    )
+    totals = {"with": 0.0, "without": 0.0}
+    count = 0.0
+    for batch in batches:
+        labels = batch["labels"].clone()
+        labels[:, : window + 1] = -100
+        if "position_ids" in batch:
+            labels[batch["position_ids"] <= window] = -100
+        seen = {**batch, "labels": labels}
+        n = int((labels[:, 1:] != -100).sum())
+        for name in totals:
+            with silent_memory(model) if name == "without" else torch.no_grad():
+                totals[name] += call(**_inputs(seen), labels=labels, num_items_in_batch=1, use_cache=False).loss.item()
+        count += n
+    on, off, count = world.sum([totals["with"], totals["without"], count])
+    if not count:
+        return None
+    on, off = math.exp(min(20.0, on / count)), math.exp(min(20.0, off / count))
+    return {"perplexity": on, "perplexity_without": off, "share": (off - on) / off, "beyond": window}
+
+
+@torch.no_grad()
+def needle(call, tokenizer, haystack: Tensor, length: int, device, samples: int = 4, depths=(0.1, 0.5, 0.9)) -> Stats:
+    """A fact put into a text at some depth, asked for at its end, and scored on the answer alone.
+
+    accuracy: share of the answer's tokens that are the likeliest. exact: share of answers that are right as a whole.
+    gain: nats per token by which the right fact makes the answer likelier than a fact about another number does.
+    haystack: (n,) token ids to cut from. One batch of samples x depths rows of `length` tokens, and one with the wrong fact.
+    """
+    draw = random.Random(0)
+    right, wrong, answers = [], [], []
+    for i in range(samples):
+        number, other = (str(draw.randrange(10**4, 10**5)) for _ in range(2))
+        question = tokenizer.encode(" The secret number is ")
+        answer = tokenizer.encode(number)[-5:]
+        for depth in depths:
+            rows = []
+            for told in (number, other):
+                fact = tokenizer.encode(f" The secret number is {told}. ")
+                room = max(1, length - len(fact) - len(question) - len(answer))
+                start = (i * room) % max(1, len(haystack) - room)
+                text = haystack[start : start + room].tolist()
+                cut = int(depth * len(text))
+                rows.append([*text[:cut], *fact, *text[cut:], *question, *answer])
+            right.append(rows[0])
+            wrong.append(rows[1])
+            answers.append(len(answer))
+    scores = [_answers(call, rows, answers, device) for rows in (right, wrong)]
+    hits, likelihood = scores[0]
+    _, other_likelihood = scores[1]
+    return {
+        "accuracy": sum(sum(row) / len(row) for row in hits) / len(hits),
+        "exact": sum(all(row) for row in hits) / len(hits),
+        "gain": sum(a - b for a, b in zip(likelihood, other_likelihood)) / len(likelihood),
+        "length": length,
+    }
+
+
+def _answers(call, rows: list[list[int]], answers: list[int], device) -> tuple[list[list[bool]], list[float]]:
+    """Which tokens at the end of each row the model ranks first, and their mean log-probability."""
+    longest = max(map(len, rows))
+    ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=device)
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=device)
+    keep = max(answers) + 1
+    logits = (
+        call(input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=keep).logits.float().log_softmax(-1)
+    )
+    hits, likelihood = [], []
+    for row, n in enumerate(answers):
+        predicted, truth = logits[row, -n - 1 : -1], ids[row, -n:]
+        hits.append((predicted.argmax(-1) == truth).tolist())
+        likelihood.append(predicted.gather(-1, truth.unsqueeze(-1)).mean().item())
+    return hits, likelihood
+
+
+def _inputs(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {key: batch[key] for key in ("input_ids", "position_ids") if key in batch}

@@ -1,0 +1,72 @@
+"""Named ways to train: changes to `TrainConfig`, nested as in its YAML."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from .config import TrainConfig, merge
+
+
+def _paper(size: str, lr: float, tokens: str) -> dict[str, Any]:
+    """Atlas, table 7: AdamW, cosine, weight decay 0.1, length 4,096, half a million tokens per batch, a 32k vocabulary."""
+    return {
+        "model": {"size": size},
+        "data": {"seq_len": 4096, "batch_size": 128, "tokenizer": "bpe:32000"},
+        "optim": {"lr": lr, "weight_decay": 0.1, "clip": 1.0},
+        "schedule": {"name": "cosine", "warmup": 0.01},
+        "tokens": tokens,
+        "dtype": "bfloat16",
+        "watch": {"validate_every": 1000, "probe_every": 5000, "probe_length": 8192},
+        "checkpoint": {"every": 1000},
+    }
+
+
+RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "quick": (
+        "a first look: 300 steps of 8 x 256 tokens, a few minutes on a laptop's CPU",
+        {
+            "steps": 300,
+            "data": {"seq_len": 256, "batch_size": 8},
+            "watch": {"validate_every": 100},
+            "checkpoint": {"every": 100},
+        },
+    ),
+    "debug": (
+        "every part of a run within seconds: 20 steps, everything looked at twice",
+        {
+            "steps": 20,
+            "data": {"seq_len": 128, "batch_size": 2},
+            "watch": {
+                "log_every": 1,
+                "validate_every": 10,
+                "probe_every": 10,
+                "probe_length": 192,
+                "sample_tokens": 20,
+            },
+            "checkpoint": {"every": 10},
+        },
+    ),
+    "170m": ("Atlas and Titans at 170M: 15B tokens, lr 3e-3", _paper("170m", 3e-3, "15B")),
+    "340m": ("Atlas and Titans at 340M: 15B tokens, lr 1.5e-3", _paper("340m", 1.5e-3, "15B")),
+    "760m": ("Atlas and Titans at 760M: 30B tokens, lr 1.25e-3", _paper("760m", 1.25e-3, "30B")),
+    "1.3b": ("Atlas at 1.3B: 100B tokens, lr 7e-4", _paper("1.3b", 7e-4, "100B")),
+    "chinchilla": ("20 tokens per parameter, whatever the model", {"tokens": "chinchilla", "steps": None}),
+    "chunk-warm-down": (
+        "the last 5 % with a memory chunk of 8: what is trained with a large chunk degrades when run with a small one",
+        {"schedule": {"finish_chunk": 8, "finish_share": 0.05}},
+    ),
+}
+
+
+def recipe(config: TrainConfig, name: str) -> TrainConfig:
+    """The config with a recipe's changes.
+
+    >>> recipe(TrainConfig(), "340m").optim.lr
+    0.0015
+    """
+    if name not in RECIPES:
+        close = difflib.get_close_matches(name, RECIPES, 1)
+        hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(RECIPES)}"
+        raise ValueError(f"recipe {name!r} is unknown; {hint}")
+    return merge(config, RECIPES[name][1])

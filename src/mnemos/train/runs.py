@@ -1,0 +1,229 @@
+"""Runs on disk: their folders, their names, their numbers, and the models in them.
+
+runs/<name>/config.yaml  metrics.jsonl  best.json  samples.jsonl  tokenizer/  checkpoints/step-000500/
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .checkpoints import checkpoint_steps, problem_of, read_best, read_tensors_into
+from .config import TrainConfig
+from .distributed import World
+from .telemetry import read_metrics
+
+
+@dataclass
+class Run:
+    """A run's folder and what its record says."""
+
+    path: Path
+    config: TrainConfig
+    train: list[dict[str, Any]]
+    validate: list[dict[str, Any]]
+    best: dict[str, Any] | None
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def summary(self) -> dict[str, Any]:
+        """One line of the table."""
+        last = self.train[-1] if self.train else {}
+        checked = self.validate[-1] if self.validate else {}
+        return {
+            "name": self.name,
+            "model": f"{self.config.model.preset} {self.config.model.size}",
+            "step": last.get("step", 0),
+            "loss": last.get("loss"),
+            "val_loss": checked.get("val_loss"),
+            "bits_per_byte": checked.get("bits_per_byte"),
+            "best": (self.best or {}).get("val_loss"),
+            "memory_worth": (checked.get("memory") or {}).get("share"),
+            "tokens_per_second": last.get("tokens_per_second"),
+            "bad_steps": last.get("bad_steps"),
+        }
+
+
+def open_run(path: str | os.PathLike) -> Run:
+    """Read a run's folder."""
+    path = Path(path)
+    if not (path / "config.yaml").exists():
+        raise ValueError(f"{path} is not a run: it has no config.yaml")
+    return Run(
+        path,
+        TrainConfig.load(path / "config.yaml"),
+        read_metrics(path, "train"),
+        read_metrics(path, "validate"),
+        read_best(path),
+    )
+
+
+def list_runs(folder: str | os.PathLike = "runs") -> list[Run]:
+    """Every run of a folder, the newest last."""
+    found = [p.parent for p in Path(folder).glob("*/config.yaml")]
+    return [open_run(p) for p in sorted(found, key=lambda p: (p / "config.yaml").stat().st_mtime)]
+
+
+def new_name(folder: Path, wanted: str) -> str:
+    """`wanted`, or wanted-2, wanted-3, … where that is taken.
+
+    >>> new_name(Path("no-such-folder"), "atlas-mag-nano")
+    'atlas-mag-nano'
+    """
+    name, number = wanted, 1
+    while (folder / name).exists():
+        number += 1
+        name = f"{wanted}-{number}"
+    return name
+
+
+def prepare_folder(config: TrainConfig, world: World, resume: bool, tokenizer) -> Path:
+    """The run's folder, made and described by the first process; its name goes into the config."""
+    folder, name = Path(config.folder), config.name
+    problem = ""
+    if world.first:
+        name = name or new_name(folder, f"{config.model.preset}-{config.model.size}")
+        path = folder / name
+        if checkpoint_steps(path / "checkpoints") and not resume:
+            problem = f"{path} holds a run already: go on with --resume {path}, or choose another name"
+        else:
+            path.mkdir(parents=True, exist_ok=True)
+    name, problem = world.tell((name, problem))
+    if problem:
+        raise ValueError(problem)
+    config.name, path = name, folder / name
+    if world.first:
+        for file in () if resume else ("metrics.jsonl", "samples.jsonl", "best.json"):
+            (path / file).unlink(missing_ok=True)
+        config.save(path / "config.yaml")
+        (path / "tokenizer").mkdir(exist_ok=True)
+        tokenizer.save(path / "tokenizer")
+    return path
+
+
+def find_checkpoint(run: str | os.PathLike, which: str = "best") -> Path:
+    """The folder of a run's checkpoint: "best" (the last, where none was validated), "last", or a step."""
+    run = Path(run)
+    steps = checkpoint_steps(run / "checkpoints")
+    if not steps:
+        raise ValueError(f"{run} has no checkpoint" if run.is_dir() else f"{run} is not a run's folder")
+    if which == "best":
+        step = (read_best(run) or {"step": steps[-1]})["step"]
+    elif which == "last":
+        step = steps[-1]
+    elif which.isdigit() and int(which) in steps:
+        step = int(which)
+    else:
+        raise ValueError(f"checkpoint={which!r} is not there; choose best, last or one of {', '.join(map(str, steps))}")
+    path = run / "checkpoints" / f"step-{step:06d}"
+    wrong = problem_of(path)
+    if wrong:
+        raise ValueError(f"{path} cannot be used: {wrong}")
+    return path
+
+
+def load_model(run: str | os.PathLike, checkpoint: str = "best", average: bool = False):
+    """The model of a run's checkpoint, whole, in evaluation mode, whatever number of processes wrote it.
+
+    average: the average of the weights, for runs with optim.ema.
+    """
+    from ..models import MnemosConfig, MnemosForCausalLM
+
+    path = find_checkpoint(run, checkpoint)
+    state = json.loads((path / "state.json").read_text())
+    if average and not state["config"]["optim"]["ema"]:
+        raise ValueError(f"{run} has no average of its weights: it was trained with optim.ema=0")
+    model = MnemosForCausalLM(MnemosConfig.from_dict(state["model"])).eval()
+    read_tensors_into(path, model_tensors(model, "average" if average else "model"))
+    if average:
+        read_tensors_into(path, buffers(model))
+    return model
+
+
+def load_tokenizer(run: str | os.PathLike):
+    """The tokenizer a run was trained with."""
+    from ..data import open_tokenizer
+
+    return open_tokenizer(str(Path(run) / "tokenizer"))
+
+
+def export(run: str | os.PathLike, out: str | os.PathLike, checkpoint: str = "best", average: bool = False) -> Path:
+    """Write one transformers folder: config with use_cache, safetensors weights, tokenizer. Complete or absent."""
+    import shutil
+    import uuid
+
+    from .files import sync_folder
+
+    out = Path(out)
+    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
+        raise ValueError(f"{out} exists already and is not empty; choose another folder")
+    model = load_model(run, checkpoint, average)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    part = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.part")
+    try:
+        model.config.use_cache = True
+        model.save_pretrained(part)
+        for file in (Path(run) / "tokenizer").glob("*"):
+            if file.is_file():
+                shutil.copy(file, part / file.name)
+        sync_folder(part, files=True)
+        if out.exists():
+            out.rmdir()
+        part.rename(out)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    sync_folder(out.parent)
+    return out
+
+
+def model_tensors(model, prefix: str) -> dict[str, torch.Tensor]:
+    """A model's parameters by name, live; and its buffers, which are part of "model" alone."""
+    named = {f"{prefix}.{name}": p.detach() for name, p in model.named_parameters()}
+    return named | buffers(model) if prefix == "model" else named
+
+
+def buffers(model) -> dict[str, torch.Tensor]:
+    known = model.state_dict().keys()
+    return {f"model.{name}": b for name, b in model.named_buffers() if name in known}
+
+
+def plot(runs: list[Run], path: str | os.PathLike) -> None:
+    """Loss over tokens, training (thin) and validation (dots), and the memory's worth, of several runs in one picture."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ValueError("a plot needs the extra plots: pip install 'mnemos[plots]'") from None
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    losses, worth = figure.subplots(1, 2, width_ratios=(3, 2))
+    for i, run in enumerate(runs):
+        color = f"C{i % 10}"
+        points = {r["step"]: r for r in run.train if r.get("loss") is not None}
+        losses.plot(
+            [r["tokens"] for r in points.values()], [r["loss"] for r in points.values()], color=color, alpha=0.35, lw=1
+        )
+        checked = {r["step"]: r for r in run.validate if r.get("val_loss") is not None}
+        losses.plot(
+            [r["tokens"] for r in checked.values()],
+            [r["val_loss"] for r in checked.values()],
+            "o-",
+            ms=3,
+            color=color,
+            label=run.name,
+        )
+        known = [r for r in checked.values() if r.get("memory")]
+        worth.plot([r["tokens"] for r in known], [100 * r["memory"]["share"] for r in known], "o-", ms=3, color=color)
+    losses.set(xlabel="tokens", ylabel="loss (nats per token)", title="training (thin) and validation")
+    worth.set(xlabel="tokens", ylabel="% of perplexity", title="what the memory is worth beyond the window")
+    for axis in (losses, worth):
+        axis.grid(alpha=0.3)
+    if runs:
+        losses.legend(fontsize=8)
+    figure.savefig(path, dpi=140)

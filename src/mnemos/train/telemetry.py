@@ -1,0 +1,208 @@
+"""Numbers of a run on their way out: metrics.jsonl always, and the trackers a user asks for.
+
+metrics.jsonl holds one object per line, each with "step", "kind" ("train", "validate", "probe", "event") and numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from .files import write_text
+
+
+class Tracker(Protocol):
+    """Where numbers can go."""
+
+    def log(self, step: int, numbers: dict[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    def __init__(self, folder: Path, name: str, config: dict):
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(folder / "tensorboard"))
+        self.writer.add_text("config", f"```\n{json.dumps(config, indent=2)}\n```")
+
+    def log(self, step: int, numbers: dict[str, float]) -> None:
+        for key, value in numbers.items():
+            self.writer.add_scalar(key, value, step)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class WandbLike:
+    """Weights & Biases, or trackio, which has the same calls. WANDB_MODE=offline needs no network."""
+
+    def __init__(self, module: str, folder: Path, name: str, config: dict):
+        import importlib
+
+        self.api = importlib.import_module(module)
+        if module == "wandb":
+            self.run = self.api.init(
+                project="mnemos", name=name, config=config, dir=str(folder), resume="allow", id=name
+            )
+        else:
+            self.run = self.api.init(project="mnemos", name=name, config=config)
+
+    def log(self, step: int, numbers: dict[str, float]) -> None:
+        self.api.log(numbers, step=step)
+
+    def close(self) -> None:
+        self.api.finish()
+
+
+def open_tracker(kind: str, folder: Path, name: str, config: dict) -> Tracker:
+    """A tracker by name; a missing package is one sentence."""
+    try:
+        return TensorBoard(folder, name, config) if kind == "tensorboard" else WandbLike(kind, folder, name, config)
+    except ImportError:
+        raise ValueError(f"the tracker {kind} needs the extra track: pip install 'mnemos[track]'") from None
+
+
+class Metrics:
+    """The run's own record. After a resume, lines from beyond the checkpoint are cut off, for they will be written again."""
+
+    def __init__(self, folder: Path, trackers: list[Tracker], from_step: int | None = None):
+        self.path, self.trackers = folder / "metrics.jsonl", trackers
+        if from_step is not None and self.path.exists():
+            kept = [line for line in self.path.read_text().splitlines() if _step_of(line) <= from_step]
+            write_text(self.path, "".join(f"{line}\n" for line in kept))
+        self.file = open(self.path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
+
+    def log(self, step: int, kind: str, **values: Any) -> None:
+        record = {"step": step, "kind": kind, "time": round(time.time(), 3)} | values
+        self.file.write(json.dumps(_finite(record)) + "\n")
+        numbers = {
+            f"{kind}/{key}": float(value)
+            for key, value in flatten(values).items()
+            if isinstance(value, int | float) and math.isfinite(value)
+        }
+        for tracker in self.trackers if numbers else ():
+            tracker.log(step, numbers)
+
+    def close(self) -> None:
+        self.file.close()
+        for tracker in self.trackers:
+            tracker.close()
+
+
+def read_metrics(folder: str | os.PathLike, kind: str | None = None) -> list[dict[str, Any]]:
+    """The records of a run; a last line that was cut off by a crash is left out."""
+    records = []
+    path = Path(folder) / "metrics.jsonl"
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if kind is None or record.get("kind") == kind:
+            records.append(record)
+    return records
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries as names with slashes.
+
+    >>> flatten({"gates": {"0": {"mean": 0.5}}})
+    {'gates/0/mean': 0.5}
+    """
+    found = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            found |= flatten(value, f"{prefix}{key}/")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN."""
+    if isinstance(value, dict):
+        return {key: _finite(x) for key, x in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _step_of(line: str) -> float:
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+class Speed:
+    """Tokens per second, time spent waiting for data, model-FLOPs utilisation, peak memory, since the last look."""
+
+    def __init__(self, device: torch.device, flops_per_token: float, dtype: str):
+        self.device, self.flops_per_token = device, flops_per_token
+        self.peak = matmul_peak(device, getattr(torch, dtype))
+        self.start()
+
+    def start(self) -> None:
+        self.began, self.tokens, self.waited, self.paused = time.perf_counter(), 0, 0.0, 0.0
+
+    def look(self) -> dict[str, float]:
+        """Numbers since `start`, and start again."""
+        seconds = max(1e-9, time.perf_counter() - self.began - self.paused)
+        rate = self.tokens / seconds
+        found = {
+            "tokens_per_second": rate,
+            "data_wait": self.waited / seconds,
+            "mfu": rate * self.flops_per_token / self.peak,
+            "peak_memory_mb": peak_memory(self.device),
+        }
+        self.start()
+        return found
+
+
+def matmul_peak(device: torch.device, dtype: torch.dtype, size: int = 512) -> float:
+    """FLOP/s of a large product on this device: what the utilisation is a share of. Measured, no data sheet."""
+    size = 4096 if device.type == "cuda" else size
+    x = torch.randn(size, size, device=device, dtype=dtype)
+    best = math.inf
+    for _ in range(6):
+        start = time.perf_counter()
+        x @ x
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best
+
+
+def peak_memory(device: torch.device) -> float:
+    """MB: of the GPU's allocator, or of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    import resource
+    import sys
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+
+
+def flops_per_token(model, length: int) -> float:
+    """Model FLOPs of one token in training: 6 per weight that multiplies it, 12 per attended key and channel, and for a memory
+    of M fast weights 24 M (forward, error, gradient and read, each 2 M, and twice that again in the backward pass)."""
+    config = model.config
+    weights = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "persistent" not in name)
+    total = 6.0 * weights  # the embedding counts once, as the head it is tied to
+    for kind in config.blocks:
+        if kind != "lmm":
+            seen = {"attention": length / 2, "mac": config.segment_length}.get(
+                kind, min(length, config.attention_window)
+            )
+            total += 12 * seen * config.num_attention_heads * config.attention_head_dim
+        if kind in ("lmm", "mag", "mal", "mac"):
+            memory = config.memory_config
+            fast = memory.head_count * sum(a * b for a, b in memory.spec.shapes)
+            total += 24 * fast
+    return total

@@ -1,0 +1,331 @@
+"""`Trainer`: one run from start to end, or from wherever it was stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import signal
+import threading
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..models import MnemosConfig, MnemosForCausalLM, presets
+from .carry import Carried
+from .checkpoints import Checkpoints
+from .config import TrainConfig
+from .control import MemoryDropout, set_chunk_size
+from .display import Display, Silent
+from .distributed import Spread, World, open_world
+from .guard import TrainingFailed
+from .keeper import Keeper, Progress
+from .optimisers import Optimisers
+from .randomness import seed_everything
+from .runs import prepare_folder
+from .schedules import chunk_size, lr_factor, polarisation
+from .step import Stepper, StepResult
+from .telemetry import Metrics, Speed, flops_per_token, open_tracker
+from .watcher import Watcher, perplexity
+
+
+@dataclass
+class Result:
+    """How a run ended. stopped: by a signal, before its last step. saved: whether its last checkpoint was written."""
+
+    path: Path
+    step: int
+    loss: float
+    val_loss: float | None
+    stopped: bool
+    saved: bool
+
+
+class Trainer:
+    """Trains the model of a config; `runs/<name>/` holds everything that comes of it.
+
+    data: what `mnemos.data.open_data` returns, or anything with its train, validation, tokenizer and vocab_size.
+    resume: go on from the newest whole checkpoint of the run `config.name`. display: show progress.
+
+    >>> import tempfile
+    >>> from mnemos.train import TrainConfig, Trainer, recipe
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "story.txt").write_text("so it goes, " * 999)
+    ...     config = recipe(TrainConfig(folder=f"{folder}/runs"), "debug")
+    ...     config.data.sources, config.data.cache_dir = (f"{folder}/story.txt",), folder
+    ...     config.model.preset, config.steps = "titans-lmm", 2
+    ...     result = Trainer(config).train()
+    >>> result.step, result.saved
+    (2, True)
+    """
+
+    def __init__(self, config: TrainConfig, data: Any = None, resume: bool = False, display: bool = False):
+        self.config, self.resume = config, resume
+        self.world: World = open_world(config.device)
+        if config.data.batch_size % self.world.size:
+            raise ValueError(
+                f"data.batch_size={config.data.batch_size} must be a multiple of the {self.world.size} processes"
+            )
+        if data is None:
+            from ..data import open_data
+
+            data = open_data(config.data, seed=config.seed, rank=self.world.rank, world_size=self.world.size)
+        self.data = data
+        seed_everything(config.seed)
+        self.model = MnemosForCausalLM(self._model_config()).to(self.world.device).train()
+        self.size = sum(p.numel() for p in self.model.parameters())
+        self.total = config.total_steps(self.size)
+        self.path = prepare_folder(config, self.world, resume, data.tokenizer)
+        self.speed = Speed(self.world.device, flops_per_token(self.model, config.data.seq_len), config.dtype)
+        self._prepare_model()
+        self.progress, carried = Progress(), Carried()
+        self.optimisers = Optimisers(self.model, config.optim)
+        self.parameters = list(self.optimisers.named.values())
+        self.stepper = Stepper(self.spread, config, iter(data.train), carried)
+        self.watcher = Watcher(config, data, self.spread, self.stepper)
+        live = config.watch.display
+        self.display = Display(self.path.name, self.total, live) if display and self.world.first else Silent()
+        settings = config.checkpoint
+        self.checkpoints = Checkpoints(
+            self.path / "checkpoints", self.world, settings.keep_last, settings.asynchronous, self.say
+        )
+        self.keeper = Keeper(config, self.world, self.model, self.optimisers, data, carried, self.checkpoints)
+        self.metrics: Metrics | None = None
+        self._unwritten: list[str] = []
+        self._stop: str | None = None
+        seed_everything(config.seed + self.world.rank)  # weights are alike everywhere, what is dropped is not
+
+    def _model_config(self) -> MnemosConfig:
+        model, data = self.config.model, self.data
+        overrides = model.overrides()
+        vocabulary = overrides.setdefault("vocab_size", data.vocab_size)
+        if vocabulary < data.vocab_size:
+            raise ValueError(f"vocab_size={vocabulary} is too small for the tokenizer's {data.vocab_size} tokens")
+        eos = getattr(data.tokenizer, "eos_token_id", None)
+        return presets.config(model.preset, model.size, **{"eos_token_id": eos} | overrides)
+
+    def _prepare_model(self) -> None:
+        config = self.config
+        if config.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable()
+        MemoryDropout(self.model, config.loss.memory_dropout)
+        if config.compile:
+            for block in self.model.model.layers:
+                block.compile()
+        self.spread = Spread(self.model, self.world, config.parallel)
+
+    # ---- the run
+
+    def train(self) -> Result:
+        """Run to the last step, or until SIGTERM or Ctrl-C, which save first."""
+        began, first = time.perf_counter(), self._begin()
+        result: StepResult | None = None
+        try:
+            with self._signals():
+                while self.progress.step < self.total:
+                    result = self._one_step()
+                    if first == self.progress.step - 1:
+                        self._log("event", message="first step", seconds=time.perf_counter() - began)
+                        first = -1
+                    if result.stop:
+                        break
+                return self._end(result)
+        finally:
+            self.checkpoints.finish()
+            self.display.close()
+            if self.metrics is not None:
+                self.metrics.close()
+
+    def _begin(self) -> int:
+        """The step to start from."""
+        found = self.keeper.restore(self.progress) if self.resume else None
+        step = self.progress.step
+        if self.world.first:
+            kinds, settings = self.config.watch.trackers, self.config.to_dict()
+            trackers = [open_tracker(kind, self.path, self.path.name, settings) for kind in kinds]
+            self.metrics = Metrics(self.path, trackers, step if self.resume else None)
+        if found is not None:
+            self.say(f"going on from {found}")
+        elif self.resume:
+            self.say(f"{self.path} has no checkpoint that can be used; starting from the beginning")
+        self._describe()
+        self.display.start(step)
+        self.speed.start()
+        return step
+
+    def _one_step(self) -> StepResult:
+        config, progress, step = self.config, self.progress, self.progress.step
+        self._set_chunk(step)
+        self.optimisers.set_factor(lr_factor(config.schedule, step, self.total) * progress.guard.lr_factor)
+        strength = polarisation(config.loss, step, self.total)
+        result = self.stepper.run(self.parameters, strength, self._stop is not None)
+        self.speed.tokens += result.tokens
+        self.speed.waited += result.waited
+        progress.tokens += result.tokens
+        finite = math.isfinite(result.grad_norm)
+        verdict = progress.guard.see(result.loss if finite else math.nan, config.checkpoint)
+        if verdict == "good":
+            self.optimisers.step()
+            self.keeper.update_average()
+        self.optimisers.zero_grad()
+        if verdict == "back":
+            self._go_back()
+            return result
+        if verdict == "skip":
+            self.stepper.carried.drop()
+            bad = progress.guard.bad_steps
+            self.say(f"step {step}: the loss or its gradient is not finite; the step is skipped ({bad} so far)")
+        progress.step += 1
+        if self._due(config.watch.log_every) or progress.step == self.total:
+            self._log_step(result, strength)
+        self._look_around()
+        due = self._due(config.checkpoint.every) or progress.new_best
+        if due and progress.guard.healthy and progress.step < self.total:
+            self.keeper.save(progress)
+        return result
+
+    def _set_chunk(self, step: int) -> None:
+        size, config = chunk_size(self.config.schedule, step, self.total), self.model.config
+        if size is not None and config.has_memory and config.memory_config.chunk_size != size:
+            set_chunk_size(self.model, size)
+            self.stepper.carried.drop()
+            self.say(f"step {step}: the memory's chunk is now {size}")
+
+    def _go_back(self) -> None:
+        progress, guard, config = self.progress, self.progress.guard, self.config.checkpoint
+        why = f"the loss was not finite for {guard.bad_in_a_row} steps in a row"
+        if not guard.bad_in_a_row:
+            why = f"the smoothed loss rose to {guard.smoothed:.3f} from {guard.lowest:.3f}"
+        failed_at = progress.step
+        advice = "try a smaller optim.lr, a longer schedule.warmup, or dtype float32"
+        if guard.rollbacks >= config.rollbacks:
+            raise TrainingFailed(
+                f"{why} at step {failed_at}, after {guard.rollbacks} rollbacks; checkpoints are kept: {advice}"
+            )
+        path = self.keeper.go_back(progress)
+        if path is None:
+            raise TrainingFailed(f"{why} at step {failed_at}, and there is no checkpoint to go back to: {advice}")
+        self.say(f"step {failed_at}: {why}; back to {path}, learning rate times {guard.lr_factor:.2f} from here")
+
+    def _end(self, result: StepResult | None) -> Result:
+        progress, stopped = self.progress, self.progress.step < self.total
+        if not stopped and self.config.watch.validate_every and not self._due(self.config.watch.validate_every):
+            self.validate()
+        saved = self.keeper.save(progress, wait=True)
+        if stopped:
+            then = f"the checkpoint is written; go on with: mnemos train --resume {self.path}"
+            who = self._stop or "another process"
+            self.say(f"{who} stopped the run at step {progress.step}; {then if saved else 'no checkpoint was written'}")
+        else:
+            self.sample()
+        loss = result.loss if result is not None else math.nan
+        return Result(self.path, progress.step, loss, progress.val_loss, stopped, saved)
+
+    # ---- what is seen of it
+
+    def say(self, sentence: str) -> None:
+        """One sentence for the user, and for the record."""
+        self.display.say(sentence)
+        self._unwritten.append(sentence)
+        while self.metrics is not None and self._unwritten:
+            self.metrics.log(self.progress.step, "event", message=self._unwritten.pop(0))
+
+    def _log(self, kind: str, **values: Any) -> None:
+        if self.metrics is not None:
+            self.metrics.log(self.progress.step, kind, **values)
+
+    def _describe(self) -> None:
+        config, report = self.config, getattr(self.data, "report", None)
+        place = "one process" if self.world.size == 1 else f"{self.world.size} processes ({self.spread.strategy})"
+        self.say(
+            f"{config.model.preset} {config.model.size}: {self.size:,} parameters, {self.total:,} steps of "
+            f"{config.tokens_per_step:,} tokens, {place} on {self.world.device.type}, into {self.path}"
+        )
+        if hasattr(report, "why_skipped"):
+            left_out = report.why_skipped()
+            text = f"{report.documents:,} documents, {report.tokens:,} tokens of text"
+            self.say(text + (f"; left out: {left_out}" if left_out else ""))
+
+    def _due(self, every: int) -> bool:
+        return bool(every) and self.progress.step % every == 0
+
+    def _log_step(self, result: StepResult, strength: float) -> None:
+        guard = self.progress.guard
+        numbers: dict[str, Any] = {
+            "loss": result.loss,
+            "perplexity": perplexity(result.loss),
+            "lr": self.optimisers.lr,
+            "grad_norm": result.grad_norm,
+            "tokens": self.progress.tokens,
+            "smoothed_loss": guard.smoothed,
+            "bad_steps": guard.bad_steps,
+            "rollbacks": guard.rollbacks,
+        }
+        if strength:
+            numbers |= {"polarisation": result.polarisation, "polarisation_lambda": strength}
+        numbers |= self.speed.look()
+        numbers["seconds_left"] = self.display.time_left(self.progress.step)
+        self._log("train", **numbers)
+        self.display.update(self.progress.step, numbers)
+
+    def _look_around(self) -> None:
+        watch, began = self.config.watch, time.perf_counter()
+        if self._due(watch.validate_every):
+            self.validate()
+        if self._due(watch.probe_every):
+            found = self.watcher.probe()
+            if found is not None:
+                self._log("probe", **found)
+                self.display.update(self.progress.step, {"needle": found["accuracy"]})
+        if self._due(watch.sample_every) and self.progress.step < self.total:
+            self.sample()
+        self.speed.paused += time.perf_counter() - began
+
+    def validate(self) -> float | None:
+        """Loss on the held-out text; None without any. The record has the rest of what `Watcher.validate` sees."""
+        progress, found = self.progress, self.watcher.validate(self.keeper.average)
+        if found is None:
+            return None
+        loss, smoothed = found["val_loss"], progress.guard.smoothed
+        if smoothed is not None:
+            found["gap"] = perplexity(loss) / perplexity(smoothed)
+        progress.val_loss = loss
+        if loss < progress.best:
+            progress.best, progress.new_best = loss, True
+        self._log("validate", tokens=progress.tokens, **found)
+        mixes = [layer["gate"]["mean"] for layer in found["layers"].values() if "gate" in layer]
+        shown = {"val_loss": loss, "bits_per_byte": found["bits_per_byte"], "best": progress.best}
+        shown |= {"gate_mean": sum(mixes) / len(mixes)} if mixes else {}
+        shown |= {"memory_share": found["memory"]["share"]} if "memory" in found else {}
+        self.display.update(progress.step, shown)
+        return loss
+
+    def sample(self) -> None:
+        """A sample into samples.jsonl and onto the display."""
+        if not self.config.watch.sample_tokens:
+            return
+        text, step = self.watcher.sample(), self.progress.step
+        if self.world.first:
+            with open(self.path / "samples.jsonl", "a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": step, "text": text}) + "\n")
+        self.display.say(f"sample at step {step}: {text!r}")
+
+    @contextlib.contextmanager
+    def _signals(self) -> Generator[None]:
+        """SIGTERM and Ctrl-C ask for a stop after this step; a second one does not ask."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def ask(number, frame):
+            self._stop = signal.Signals(number).name
+            signal.signal(number, before[number])
+
+        before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

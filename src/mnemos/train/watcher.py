@@ -1,0 +1,111 @@
+"""Looks at a model between two steps: validation, probes, samples. Changes neither the weights nor the random numbers of training."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .config import TrainConfig
+from .distributed import Spread
+from .guard import not_finite
+from .probes import contribution, look_inside, needle
+from .step import Stepper
+
+CONTRIBUTION_BATCHES = 4
+
+
+class Watcher:
+    """Everything that is measured on held-out text. All processes call it alike."""
+
+    def __init__(self, config: TrainConfig, data: Any, spread: Spread, stepper: Stepper):
+        self.config, self.data, self.spread, self.stepper = config, data, spread, stepper
+        self.model, self.device = spread.model, spread.world.device
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Generator[None]:
+        self.model.eval()
+        try:
+            with torch.no_grad(), self.stepper.autocast():
+                yield
+        finally:
+            self.spread.settle()
+            self.model.train()
+
+    def validate(self, average: dict[str, Tensor]) -> dict[str, Any] | None:
+        """Loss on the held-out text, gates and surprise by layer, what the memory is worth; None without held-out text."""
+        try:
+            return self._validate(average)
+        except ValueError as error:
+            if not not_finite(error) or self.spread.world.size > 1:
+                raise
+            return {"val_loss": math.nan, "perplexity": math.nan, "bits_per_byte": math.nan, "layers": {}}
+
+    def _validate(self, average: dict[str, Tensor]) -> dict[str, Any] | None:
+        with self.evaluating():
+            loss, count = self.stepper.evaluate(self.data.validation)
+            if not count:
+                return None
+            batches = [self.stepper.to_device(b) for b, _ in zip(self.data.validation, range(CONTRIBUTION_BATCHES))]
+            layers = look_inside(self.model, self.spread.call, batches[0])
+            memory = contribution(self.model, self.spread.call, batches, self.spread.world)
+        per_token = getattr(self.data.tokenizer, "bytes_per_token", None) or 1.0
+        found: dict[str, Any] = {
+            "val_loss": loss,
+            "perplexity": perplexity(loss),
+            "bits_per_byte": loss / math.log(2) / per_token,
+            "tokens_validated": count,
+            "layers": layers,
+        }
+        if memory is not None:
+            found["memory"] = memory
+        if average:
+            found["val_loss_average"] = self._average_loss(average)
+        return found
+
+    def _average_loss(self, average: dict[str, Tensor]) -> float:
+        """Validation loss of the averaged weights, which change places with the live ones for as long as it takes."""
+        named = dict(self.model.named_parameters())
+        live = {name: p.detach().clone() for name, p in named.items()}
+        _copy(average, named)
+        try:
+            with self.evaluating():
+                return self.stepper.evaluate(self.data.validation)[0]
+        finally:
+            _copy(live, named)
+
+    def probe(self) -> dict[str, float] | None:
+        """A needle in a haystack of held-out text."""
+        first = next(iter(self.data.validation), None)
+        haystack = self.spread.world.tell(None if first is None else first["input_ids"].flatten())
+        if haystack is None:
+            return None
+        with self.evaluating():
+            return needle(self.spread.call, self.data.tokenizer, haystack, self.config.watch.probe_length, self.device)
+
+    def sample(self) -> str:
+        """A continuation of the prompt."""
+        watch, tokenizer = self.config.watch, self.data.tokenizer
+        ids = torch.tensor([tokenizer.encode(watch.prompt)], device=self.device)
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), self.evaluating():
+            torch.manual_seed(self.config.seed)
+            made = self.model.generate(
+                ids, max_new_tokens=watch.sample_tokens, do_sample=True, temperature=0.8, top_k=50, pad_token_id=0
+            )
+        return tokenizer.decode(made[0].tolist())
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss), of at most e^20."""
+    return math.exp(min(20.0, loss)) if math.isfinite(loss) else math.nan
+
+
+@torch.no_grad()
+def _copy(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
+    for name, x in target.items():
+        x.copy_(source[name])

@@ -1,0 +1,406 @@
+"""What a step computes, and what a run does when a step goes wrong."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from small import events, losses, small, state_of
+
+from helpers import assert_close_rms
+from mnemos.models import MnemosForCausalLM, presets
+from mnemos.models.cache import MnemosCache
+from mnemos.train import Trainer, TrainingFailed, load_model
+from mnemos.train.carry import Carried
+from mnemos.train.checkpoints import checkpoint_steps
+from mnemos.train.control import gates, memories, set_chunk_size, silent_memory
+from mnemos.train.losses import predicted_tokens
+from mnemos.train.telemetry import read_metrics
+
+
+def run(folder, **changes) -> dict[int, float]:
+    Trainer(small(folder, **changes)).train()
+    return losses(folder / "runs" / changes.get("name", "a"))
+
+
+def spoil(trainer: Trainer, spoilt, factor=math.nan) -> None:
+    """Make the loss of some steps NaN, or larger, where the model computes it."""
+
+    def hook(module, args, output):
+        if module.training and spoilt(trainer.progress.step):
+            output.loss = output.loss * factor
+        return output
+
+    trainer.model.register_forward_hook(hook)
+
+
+def test_training_lowers_the_loss_on_text_never_seen(tmp_path):
+    config = small(tmp_path, steps=60, watch={"validate_every": 20}, optim={"lr": 1e-2})
+    result = Trainer(config).train()
+    found = [r["val_loss"] for r in read_metrics(result.path, "validate")]
+    assert len(found) == 3 and result.val_loss == found[-1]
+    assert found[-1] < found[0] - 0.1 and found[-1] < 3.0 < math.log(256)
+
+
+def test_accumulated_batches_are_one_large_batch(tmp_path):
+    whole = run(tmp_path, name="whole", steps=4, data={"batch_size": 8})
+    pieces = run(tmp_path, name="pieces", steps=4, data={"batch_size": 2}, accumulate=4)
+    assert whole == pytest.approx(pieces, rel=2e-5)
+
+
+@pytest.mark.parametrize("packing", ["stream", "documents", "windows"])
+def test_the_tokens_counted_are_those_the_model_predicts(tmp_path, packing):
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    for i in range(40):
+        (folder / f"{i}.txt").write_text("a few words " * (1 + i % 5))
+    trainer = Trainer(small(tmp_path, data={"sources": (str(folder),), "packing": packing}))
+    for _ in range(3):
+        batch = next(trainer.data.train)
+        inputs = {key: batch[key] for key in ("input_ids", "labels", "position_ids") if key in batch}
+        with torch.no_grad():
+            mean = trainer.model(**inputs).loss
+            total = trainer.model(**inputs, num_items_in_batch=1).loss
+        assert predicted_tokens(batch) == round((total / mean).item())
+
+
+def test_gradient_checkpointing_changes_no_loss(tmp_path):
+    plain = run(tmp_path, name="plain", steps=3)
+    assert run(tmp_path, name="less", steps=3, gradient_checkpointing=True) == pytest.approx(plain, rel=1e-6)
+
+
+def test_bfloat16_stays_near_float32(tmp_path):
+    wide, narrow = run(tmp_path, name="wide", steps=5), run(tmp_path, name="narrow", steps=5, dtype="bfloat16")
+    assert narrow == pytest.approx(wide, rel=2e-2) and narrow != wide
+
+
+@pytest.mark.slow
+def test_compiled_blocks_have_the_same_losses(tmp_path):
+    plain = run(tmp_path, name="plain", steps=2)
+    assert run(tmp_path, name="fast", steps=2, compile=True) == pytest.approx(plain, rel=1e-4)
+
+
+def test_the_average_is_that_of_the_weights_and_can_be_exported(tmp_path):
+    config = small(tmp_path, steps=3, optim={"ema": 0.5}, watch={"validate_every": 3})
+    trainer = Trainer(config)
+    name = "model.embed_tokens.weight"
+    seen = [trainer.model.get_parameter(name).detach().clone()]
+    one_step = trainer._one_step
+
+    def watched():
+        result = one_step()
+        seen.append(trainer.model.get_parameter(name).detach().clone())
+        return result
+
+    trainer._one_step = watched
+    result = trainer.train()
+    expected = 0.125 * seen[0] + 0.125 * seen[1] + 0.25 * seen[2] + 0.5 * seen[3]
+    assert torch.allclose(load_model(result.path, average=True).get_parameter(name), expected, atol=1e-6)
+    assert torch.equal(load_model(result.path).get_parameter(name), seen[3])
+    numbers = read_metrics(result.path, "validate")[-1]
+    assert numbers["val_loss_average"] > numbers["val_loss"]  # it lags behind
+
+
+# ---- carried memory
+
+
+def carried_model(preset: str) -> MnemosForCausalLM:
+    torch.manual_seed(0)
+    small_memory = {"memory_heads": 2, "memory_chunk_size": 8} if preset != "qk-mag" else {}
+    config = presets.config(
+        preset,
+        "nano",
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        attention_window=8,
+        segment_length=8,
+        **small_memory,
+    )
+    return MnemosForCausalLM(config).train()
+
+
+@pytest.mark.parametrize("preset", ["titans-mag", "atlas-mal", "titans-mac", "omeganet", "qk-mag", "transformer"])
+def test_rows_that_go_on_read_one_long_text_and_rows_that_do_not_start_afresh(preset):
+    model, carried = carried_model(preset), Carried()
+    ids = torch.randint(0, 256, (3, 44), generator=torch.Generator().manual_seed(1))
+    first, second = ids[:, :21], ids[:, 21:]
+    carried.after(model(first, use_cache=True, return_logits=False).past_key_values)
+    goes_on = torch.tensor([True, False, True])
+    cache = carried.before(model, {"input_ids": second, "continues": goes_on})
+    logits = model(second, past_key_values=cache, use_cache=True, return_logits=True).logits
+    whole = model(ids, return_logits=True, use_cache=False).logits[:, 21:]
+    alone = model(second, return_logits=True, use_cache=False).logits
+    assert_close_rms(logits[goes_on], whole[goes_on], 1e-5, "going on")
+    assert_close_rms(logits[1], alone[1], 1e-5, "afresh")
+
+
+def test_what_rows_start_from_is_learned_although_others_go_on():
+    model, carried = carried_model("titans-mag"), Carried()
+    ids = torch.randint(0, 256, (2, 16))
+    carried.after(model(ids, use_cache=True, return_logits=False).past_key_values)
+    for goes_on, learned in ((torch.tensor([True, True]), False), (torch.tensor([True, False]), True)):
+        model.zero_grad()
+        cache = carried.before(model, {"input_ids": ids, "continues": goes_on})
+        model(ids, labels=ids, past_key_values=cache, use_cache=True, return_logits=False).loss.backward()
+        for p in (model.model.persistent, model.model.layers[1].mixer.memory.W0[0]):
+            assert p.grad is not None and bool(p.grad.abs().sum() > 0) == learned
+
+
+def test_rows_of_many_processes_are_dealt_out_anew(tmp_path):
+    model, carried = carried_model("titans-mag"), Carried()
+    ids = torch.randint(0, 256, (4, 11))
+    carried.after(model(ids, use_cache=True, return_logits=False).past_key_values)
+    whole = carried.cache
+    for rank in range(2):  # process r of 2 holds rows r and r + 2
+        whole.select([rank, rank + 2]).save(tmp_path / f"carried-{rank}.safetensors")
+    for size in (1, 2, 4):
+        for rank in range(size):
+            again = Carried()
+            again.load(tmp_path, rank, size, 2, model.config, torch.device("cpu"))
+            expected = whole.select(list(range(rank, 4, size)))
+            assert_same(again.cache, expected)
+
+
+def assert_same(a: MnemosCache, b: MnemosCache) -> None:
+    for old, new in zip(a.layers, b.layers):
+        assert torch.equal(old["memory"].weights[0], new["memory"].weights[0])
+        assert torch.equal(old["attention"].key, new["attention"].key)
+
+
+# ---- what is added to the loss, what is left out
+
+
+def test_polarisation_makes_gates_decide(tmp_path):
+    undecided = {}
+    for name, strength in (("off", 0.0), ("on", 3.0)):
+        changes = {
+            "loss": {"polarisation": strength},
+            "steps": 30,
+            "optim": {"lr": 1e-2},
+            "watch": {"validate_every": 30},
+        }
+        Trainer(small(tmp_path, name=name, **changes)).train()
+        layers = read_metrics(tmp_path / "runs" / name, "validate")[-1]["layers"]
+        undecided[name] = sum(layer["gate"]["undecided"] for layer in layers.values())
+    assert undecided["on"] < undecided["off"] - 0.2
+    last = read_metrics(tmp_path / "runs" / "on", "train")
+    assert last[-1]["polarisation"] < last[0]["polarisation"] and last[-1]["polarisation_lambda"] < 3.0
+    assert "polarisation" not in read_metrics(tmp_path / "runs" / "off", "train")[-1]
+
+
+def test_memory_dropout_silences_whole_rows_in_training_and_none_in_evaluation(tmp_path):
+    trainer = Trainer(small(tmp_path, loss={"memory_dropout": 0.5}))
+    silent, spoken = 0, 0
+
+    def count(module, args, output):
+        nonlocal silent, spoken
+        quiet = output[0].flatten(1).abs().sum(1) == 0
+        silent, spoken = silent + int(quiet.sum()), spoken + int((~quiet).sum())
+
+    for memory in memories(trainer.model).values():
+        memory.register_forward_hook(count)
+    trainer.train()
+    assert 0.3 < silent / (silent + spoken) < 0.7
+    before = silent
+    with trainer.watcher.evaluating():
+        trainer.stepper.evaluate(trainer.data.validation)
+    assert silent == before
+
+
+def test_a_silent_memory_is_a_model_without_it(tmp_path):
+    model = carried_model("titans-mag").eval()
+    ids = torch.arange(40).unsqueeze(0)
+    with torch.no_grad():
+        spoken = model(ids).logits
+        with silent_memory(model):
+            silent = model(ids).logits
+        for gate in gates(model).values():
+            torch.nn.init.constant_(gate.linear.bias, 40.0)  # convex: attention alone
+        attention = model(ids).logits
+        with silent_memory(model):
+            assert torch.equal(model(ids).logits, attention)
+    assert not torch.allclose(spoken, silent)
+
+
+# ---- chunk warm-down
+
+
+def test_the_chunk_of_a_live_model_changes_what_it_computes_and_what_is_saved(tmp_path):
+    model = carried_model("titans-mag").eval()
+    ids = torch.randint(0, 256, (1, 40))
+    with torch.no_grad():
+        before = model(ids).logits
+        ceiling = model.config.memory_config.lr_ceiling
+        set_chunk_size(model, 4)
+        after = model(ids).logits
+        assert not torch.allclose(before, after)
+        assert model.config.memory_config.lr_ceiling == ceiling
+        cache = model.state(ids[:, :13])
+        tail = model(ids[:, 13:], past_key_values=cache).logits
+        assert_close_rms(tail, after[:, 13:], 1e-5)
+        model.save_pretrained(tmp_path / "saved")
+        assert torch.equal(MnemosForCausalLM.from_pretrained(tmp_path / "saved").eval()(ids).logits, after)
+        set_chunk_size(model, 8)
+        assert torch.equal(model(ids).logits, before)
+
+
+@pytest.mark.parametrize("preset", ["titans-mag", "atlas-mag"])
+def test_a_run_finishes_with_the_small_chunk(tmp_path, preset):
+    schedule = {"finish_chunk": 4, "finish_share": 0.5}
+    result = Trainer(small(tmp_path, preset, steps=4, schedule=schedule, data={"carry_state": True})).train()
+    assert "step 2: the memory's chunk is now 4" in events(result.path)
+    assert load_model(result.path, "last").config.memory_config.chunk_size == 4
+    assert len(losses(result.path)) == 4
+
+
+# ---- trouble
+
+
+def test_a_step_without_a_finite_loss_is_skipped_and_counted(tmp_path):
+    trainer = Trainer(small(tmp_path, steps=6))
+    spoil(trainer, lambda step: step in (2, 4))
+    result = trainer.train()
+    assert result.step == 6 and all(torch.isfinite(p).all() for p in trainer.model.parameters())
+    assert "step 2: the loss or its gradient is not finite; the step is skipped (1 so far)" in events(result.path)
+    found = {r["step"]: r for r in read_metrics(result.path, "train")}
+    assert found[3]["loss"] is None and found[6]["bad_steps"] == 2
+    assert state_of(result.path, 6)["guard"]["bad_steps"] == 2
+
+
+def test_the_weights_do_not_move_in_a_skipped_step(tmp_path):
+    trainer = Trainer(small(tmp_path, steps=3))
+    spoil(trainer, lambda step: step == 0)
+    trainer._begin()
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    trainer._one_step()
+    assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters()))
+    trainer._one_step()
+    assert not all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters()))
+
+
+def test_repeated_nan_goes_back_to_the_last_good_checkpoint_past_the_data_that_caused_it(tmp_path):
+    trainer = Trainer(small(tmp_path, steps=9, checkpoint={"every": 2, "bad_steps": 3}))
+    calls = []
+    spoil(
+        trainer, lambda step: calls.append(step) or 5 <= len(calls) <= 7
+    )  # the fifth to seventh batch, whatever the step
+    result = trainer.train()
+    assert result.step == 9 and trainer.progress.guard.rollbacks == 1
+    assert "the loss was not finite for 3 steps in a row; back to" in events(result.path)
+    assert "learning rate times 0.70" in events(result.path)
+    assert calls == [0, 1, 2, 3, 4, 5, 6, 4, 5, 6, 7, 8]  # from step 6 back to step 4
+    assert all(math.isfinite(loss) for step, loss in losses(result.path).items())
+
+
+def test_weights_that_become_nan_are_taken_from_the_checkpoint(tmp_path):
+    """The memory itself refuses gates that are NaN, before there is a loss: that is the same trouble."""
+    trainer = Trainer(small(tmp_path, steps=6, checkpoint={"every": 2}, watch={"validate_every": 1}))
+    one_step, hit = trainer._one_step, []
+
+    def broken():
+        if trainer.progress.step == 3 and not hit:
+            hit.append(True)
+            with torch.no_grad():
+                trainer.model.model.layers[0].mixer.memory.gating.linear.bias.fill_(math.nan)
+        return one_step()
+
+    trainer._one_step = broken
+    result = trainer.train()
+    assert result.step == 6 and trainer.progress.guard.rollbacks == 1 and math.isfinite(result.val_loss)
+
+
+def test_a_run_that_diverges_goes_back(tmp_path):
+    trainer = Trainer(small(tmp_path, steps=14, checkpoint={"every": 3, "spike": 0.5, "rollbacks": 1}))
+    calls = []
+    spoil(trainer, lambda step: calls.append(step) or 8 <= len(calls) <= 9, factor=1.6)
+    result = trainer.train()
+    assert "the smoothed loss rose to" in events(result.path)
+    assert trainer.progress.guard.rollbacks == 1 and result.step == 14
+    assert result.loss < losses(result.path)[1]
+
+
+def test_a_run_that_cannot_be_saved_from_itself_ends_with_a_sentence(tmp_path):
+    trainer = Trainer(small(tmp_path, steps=30, checkpoint={"every": 2, "rollbacks": 2}))
+    spoil(trainer, lambda step: step >= 5)
+    with pytest.raises(TrainingFailed, match="after 2 rollbacks; checkpoints are kept: try a smaller"):
+        trainer.train()
+    assert checkpoint_steps(tmp_path / "runs" / "a" / "checkpoints")[-1] == 4
+    other = Trainer(small(tmp_path, name="b"))
+    spoil(other, lambda step: True)
+    with pytest.raises(TrainingFailed, match="there is no checkpoint to go back to"):
+        other.train()
+
+
+def test_a_rolled_back_run_never_overwrites_its_best(tmp_path):
+    trainer = Trainer(small(tmp_path, steps=8, checkpoint={"every": 2}, watch={"validate_every": 2}))
+    calls = []
+    spoil(trainer, lambda step: calls.append(step) or 6 <= len(calls) <= 8)
+    result = trainer.train()
+    assert trainer.progress.guard.rollbacks == 1
+    best = min(r["val_loss"] for r in read_metrics(result.path, "validate"))
+    assert trainer.checkpoints.best()["val_loss"] == best == trainer.progress.best
+
+
+# ---- what is refused
+
+
+def test_a_run_does_not_write_over_another(tmp_path):
+    Trainer(small(tmp_path, steps=1)).train()
+    with pytest.raises(ValueError, match="holds a run already: go on with --resume"):
+        Trainer(small(tmp_path, steps=1))
+    config = small(tmp_path, steps=1)
+    config.name = None
+    assert Trainer(config).path.name == "titans-mag-nano"
+    config.name = None
+    assert Trainer(config).path.name == "titans-mag-nano-2"
+
+
+def test_a_vocabulary_that_does_not_fit_is_refused_before_anything_is_written(tmp_path):
+    config = small(tmp_path)
+    config.model.set = (*config.model.set, "vocab_size=100")
+    with pytest.raises(ValueError, match="vocab_size=100 is too small for the tokenizer's 256 tokens"):
+        Trainer(config)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_unknown_field_of_the_model_is_named(tmp_path):
+    config = small(tmp_path)
+    config.model.set = ("attention_windw=3",)
+    with pytest.raises(ValueError, match="did you mean attention_window"):
+        Trainer(config)
+
+
+def test_data_of_ones_own_goes_in_by_hand(tmp_path):
+    class Endless:
+        def __init__(self):
+            self.count = 0
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            self.count += 1
+            ids = torch.randint(0, 50, (4, 16), generator=torch.Generator().manual_seed(self.count))
+            return {"input_ids": ids, "labels": ids}
+
+        def state_dict(self):
+            return {"count": self.count}
+
+        def load_state_dict(self, state):
+            self.count = state["count"]
+
+    class Tokens:
+        eos_token_id, bytes_per_token = None, 1.0
+
+        def save(self, folder):
+            (folder / "words.txt").write_text("none")
+
+    class Mine:
+        def __init__(self):
+            self.train, self.validation, self.tokenizer, self.vocab_size = Endless(), [], Tokens(), 50
+
+    result = Trainer(small(tmp_path, steps=3, watch={"validate_every": 1, "probe_every": 1}), data=Mine()).train()
+    assert result.step == 3 and result.val_loss is None
+    assert load_model(result.path).config.vocab_size == 50
