@@ -12,6 +12,7 @@ from typing import Any
 import tyro
 
 from .data import data
+from .eval import evaluate
 from .export import export
 from .generate import generate
 from .presets import presets
@@ -21,6 +22,7 @@ from .train import run_train, train
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "data": data,
+    "eval": evaluate,
     "export": export,
     "generate": generate,
     "presets": presets,

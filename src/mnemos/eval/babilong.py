@@ -1,0 +1,146 @@
+"""BABILong-style questions: facts scattered over 0 to millions of tokens, read through the state, asked at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..data.tasks import BABI_TASKS, Background, Hidden, hide, story
+from .lm import LanguageModel, state_bytes
+from .recall import Progress
+
+
+def is_right(said: str, answer: str, question: str, options: Sequence[str]) -> bool:
+    """Whether a continuation gives the answer, as BABILong scores it: of all possible answers its first sentence names this one alone,
+    those that the question names left aside.
+
+    >>> is_right(" the kitchen. Mary", "kitchen", "Where is Mary?", ("kitchen", "garden"))
+    True
+    >>> is_right(" kitchen or garden", "kitchen", "Where is Mary?", ("kitchen", "garden"))
+    False
+    """
+    first, question = said.lower().split(".")[0], question.lower()
+    named = {option for option in options if option.lower() in first and option.lower() not in question}
+    return {option.lower() for option in named} == {answer.lower()}
+
+
+def ask(lm: LanguageModel, sample: Hidden, generate: bool = True) -> dict[str, Any]:
+    """Read a sample in pieces, ask its question, score the answer both ways; with the state's bytes and the tokens read per second."""
+    told, began = sample.story, time.perf_counter()
+    past = lm.read(sample.pieces())
+    seconds = time.perf_counter() - began
+    size = state_bytes(past.state)
+    past = lm.read([sample.question], past)
+    found: dict[str, Any] = {"likelihood": lm.choice(past, told.options, told.options.index(told.answer))}
+    if generate:
+        said = lm.continue_from(
+            past, max(len(lm.encode(f" {option}")) for option in told.options) + 8, stop=(".", "\n")
+        )
+        found |= {"generated": float(is_right(said, told.answer, told.question, told.options)), "said": said}
+    return found | {"tokens_per_second": sample.length / seconds, "state_bytes": size}
+
+
+def babilong_suite(
+    model: Any,
+    tokenizer: Any,
+    tasks: Sequence[str] = tuple(BABI_TASKS),
+    lengths: Sequence[int] = (0, 1000, 2000, 4000),
+    samples: int = 10,
+    background: Background | None = None,
+    generate: bool = True,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> list[dict[str, Any]]:
+    """Every task at every length (in tokens, 0: the facts alone): accuracy by likelihood and by generation beside chance.
+
+    The background should leave out sentences that name what the stories are about: Background(text, tokenizer, drop=mentions_names).
+    A length that the facts of a sample do not fit into is made as long as they need.
+
+    >>> from mnemos.data.tasks import ByteTokenizer
+    >>> from mnemos.models import MnemosForCausalLM, presets
+    >>> model = MnemosForCausalLM(presets.config("titans-lmm"))
+    >>> babilong_suite(model, ByteTokenizer(), ["qa4"], [0], samples=1, generate=False)[0]["length"]
+    0
+    """
+    lm = LanguageModel.of(model, tokenizer)
+    rows = []
+    for task in tasks:
+        for length in lengths:
+            found = []
+            for i in range(samples):
+                number = seed * 100_003 + i
+                told = story(task, number)
+                needed = sum(len(lm.encode(fact + " ")) for fact in told.facts)
+                size = max(length, needed) if length else 0
+                found.append(ask(lm, hide(told, size, lm.tokenizer, background, number), generate))
+                if progress is not None:
+                    progress(1)
+            rows.append({"task": task, "length": length, "chance": 1 / len(told.options)} | _means(found))
+    return rows
+
+
+def public_babilong(
+    model: Any,
+    tokenizer: Any,
+    records: Iterable[dict[str, str]],
+    task: str,
+    generate: bool = True,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Score records of the public data set ({"input", "question", "target"}), for instance those of `load_public`."""
+    lm = LanguageModel.of(model, tokenizer)
+    found = []
+    options = story(task).options
+    for record in records:
+        past = lm.read(
+            [lm.encode(f"{record['input'].strip()} "), lm.encode(f"\nQuestion: {record['question']}\nAnswer:")]
+        )
+        answer = record["target"].strip()
+        row: dict[str, Any] = {"likelihood": lm.choice(past, options, options.index(answer))}
+        if generate:
+            said = lm.continue_from(past, 16, stop=(".", "\n"))
+            row["generated"] = float(is_right(said, answer, record["question"], options))
+        found.append(row)
+        if progress is not None:
+            progress(1)
+    if not found:
+        raise ValueError("there are no records to score")
+    return {"task": task, "chance": 1 / len(options)} | _means(found)
+
+
+def load_public(task: str, length: str = "4k", source: str = "RMT-team/babilong") -> Any:
+    """The public data set's records of a task (qa1 ..) and length ("0k", "4k", "1M"): from a folder of <length>/<task>.json(l) or
+    .parquet files, or by name from a hub (extra `data`)."""
+    folder = Path(source)
+    if folder.is_dir():
+        import json
+
+        for file in (folder / length / f"{task}.jsonl", folder / length / f"{task}.json"):
+            if file.is_file():
+                text = file.read_text(encoding="utf-8")
+                return (
+                    json.loads(text)
+                    if text.lstrip().startswith("[")
+                    else [json.loads(x) for x in text.splitlines() if x]
+                )
+        found = sorted([*(folder / length).glob(f"{task}.parquet"), *(folder / length).glob(f"{task}-*.parquet")])
+        if not found:
+            raise ValueError(f"{folder} has no {length}/{task}.json, .jsonl or .parquet")
+        from datasets import load_dataset
+
+        return load_dataset("parquet", data_files=[str(f) for f in found], split="train")
+    from datasets import load_dataset
+
+    return load_dataset(source, length, split=task)
+
+
+def _means(found: list[dict[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {"samples": len(found)}
+    for name in ("likelihood", "generated", "tokens_per_second"):
+        if name in found[0]:
+            result[name] = sum(row[name] for row in found) / len(found)
+    if found[0].get("state_bytes") is not None:
+        result["state_bytes"] = max(row["state_bytes"] for row in found)
+    return result

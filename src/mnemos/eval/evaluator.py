@@ -1,0 +1,109 @@
+"""`Evaluator`: every evaluation of one model, in Python."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ..data.tasks import Background, ByteTokenizer
+from ..data.tasks.babilong import mentions_names
+from .babilong import babilong_suite
+from .commonsense import SOURCES, commonsense_suite
+from .length import LENGTHS, context_length_scaling
+from .lm import LanguageModel
+from .mad import mad_score
+from .needle import needle_in_haystack_test, needle_suite
+from .pairs import memory_capacity_test
+from .perplexity import Perplexity, perplexity, perplexity_by_context
+from .recall import mqar_suite
+from .runner import run_suites
+from .suites import Settings
+
+
+class Evaluator:
+    """A model and its tokenizer (bytes, where none is given) with everything that can be measured of them.
+
+    >>> from mnemos.models import MnemosForCausalLM, presets
+    >>> evaluator = Evaluator(MnemosForCausalLM(presets.config("titans-lmm")))
+    >>> 100 < evaluator.compute_perplexity(["a text", "another"]) < 1000
+    True
+    """
+
+    def __init__(self, model: Any, tokenizer: Any = None, piece: int = 2048):
+        self.model, self.tokenizer = model, tokenizer or ByteTokenizer()
+        self.lm = LanguageModel(model, self.tokenizer, piece)
+
+    @classmethod
+    def from_pretrained(cls, path: str | os.PathLike, device: str = "cpu", dtype: str = "auto") -> Evaluator:
+        """Of a saved model, a run or a hub's name."""
+        from .loading import load
+
+        return cls(*load(path, device, dtype))
+
+    def compute_perplexity(self, test_texts: str | Iterable[str]) -> float:
+        """Perplexity over all tokens of all texts, each token alike."""
+        return self.perplexity(test_texts).perplexity
+
+    def perplexity(self, texts: str | Iterable[str], **choices) -> Perplexity:
+        """With bits per byte and by position; see `mnemos.eval.perplexity`."""
+        return perplexity(self.lm, None, texts, **choices)
+
+    def perplexity_by_context(self, text: str, contexts: Sequence[int], tokens: int | None = None) -> list[dict]:
+        """Of the same tokens at different lengths of context."""
+        return perplexity_by_context(self.lm, None, text, contexts, tokens)
+
+    def needle_in_haystack_test(self, needle: str, haystack: str, question: str, **choices) -> dict[str, Any]:
+        """One's own needle at several depths; see `mnemos.eval.needle_in_haystack_test`."""
+        return needle_in_haystack_test(self.lm, None, needle, haystack, question, **choices)
+
+    def needle(self, *, haystack: str | None = None, **choices) -> list[dict]:
+        """RULER's single needles; tasks=, lengths=, depths=, samples=."""
+        background = None if haystack is None else Background(haystack, self.tokenizer)
+        return needle_suite(self.lm, None, background=background, **choices)
+
+    def babilong(self, *, haystack: str | None = None, **choices) -> list[dict]:
+        """Facts scattered over a text, whose sentences that name what the facts are about are left out; tasks=, lengths=, samples=."""
+        background = None if haystack is None else Background(haystack, self.tokenizer, mentions_names)
+        return babilong_suite(self.lm, None, background=background, **choices)
+
+    def memory_capacity_test(self, num_pairs: int = 100, **choices) -> dict[str, Any]:
+        """How many of so many facts come back."""
+        return memory_capacity_test(self.lm, None, num_pairs, **choices)
+
+    def context_length_scaling_test(
+        self, base_text: str, lengths: Sequence[int] = LENGTHS, **choices
+    ) -> list[dict[str, Any]]:
+        """Perplexity, speed and memory at each length in tokens, in one pass."""
+        return context_length_scaling(self.lm, None, base_text, lengths, **choices)
+
+    def mqar(self, **choices) -> list[dict]:
+        """Multi-query associative recall over ids."""
+        return mqar_suite(self.model, **choices)
+
+    def mad(self, task: str, **choices) -> dict[str, Any]:
+        """One of MAD's tasks over ids."""
+        return mad_score(self.model, task, **choices)
+
+    def commonsense(self, tasks: Iterable[str] = tuple(SOURCES), **choices) -> list[dict]:
+        """The papers' table; source=, limit=."""
+        return commonsense_suite(self.lm, None, tasks, **choices)
+
+    def run_full_evaluation(
+        self,
+        suites: Sequence[str] = ("perplexity", "needle", "babilong", "capacity", "length"),
+        output: str | os.PathLike | None = None,
+        progress: Callable[[int], object] | None = None,
+        **settings,
+    ) -> dict[str, Any]:
+        """Several suites at once, with the options of `mnemos eval`; resumable where `output` names a file."""
+        return run_suites(self.lm, None, suites, Settings(**settings), output, progress=progress)
+
+    def plot_results(self, results: dict[str, Any], path: str | os.PathLike) -> None:
+        """Draw what `run_full_evaluation` returned; the file's ending says as what (.png, .svg, .pdf)."""
+        from .plots import plot_results
+
+        plot_results(results, path)
+
+
+AtlasEvaluator = Evaluator

@@ -1,0 +1,170 @@
+"""lm-evaluation-harness: an adapter that streams long documents through the state, for tasks of any length.
+
+`lm_eval --model hf` works on a checkpoint of ours as on any other; it cuts documents into windows, though. `StreamingLM` reads them
+whole: `loglikelihood_rolling` is the perplexity of the whole document, a context is read once for all its continuations, and nothing is
+ever cut off in front.
+
+    import mnemos.eval.harness                                        # makes "mnemos" a model of lm_eval
+    lm_eval.simple_evaluate(model="mnemos", model_args={"pretrained": "runs/x/export"}, tasks=["..."])
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import lm_eval.models  # noqa: F401  fills the registry with lm_eval's own models, which it does only while that is empty
+import numpy as np
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+
+from .lm import LanguageModel
+from .perplexity import document_losses
+
+REMOTE = '''"""Lets transformers find the models of the package mnemos, which must be installed (trust_remote_code=True)."""
+
+from mnemos.models import MnemosConfig, MnemosForCausalLM, MnemosModel
+
+__all__ = ["MnemosConfig", "MnemosForCausalLM", "MnemosModel"]
+'''
+
+
+@register_model("mnemos")
+class StreamingLM(TemplateLM):
+    """A causal language model in lm-evaluation-harness. pretrained: a model, a folder or a hub's name; tokenizer: an object, or None for
+    the folder's own (bytes where it has none). piece: tokens per call.
+    """
+
+    def __init__(
+        self,
+        pretrained: Any,
+        tokenizer: Any = None,
+        device: str = "cpu",
+        dtype: str = "auto",
+        piece: int = 2048,
+        batch_size: int | str = 1,
+        max_gen_toks: int = 256,
+        **unused,
+    ):
+        super().__init__()
+        if isinstance(pretrained, str | os.PathLike):
+            from .loading import load
+
+            pretrained, found = load(pretrained, device=device, dtype=dtype)
+            tokenizer = tokenizer or found
+        self.lm = LanguageModel(pretrained, tokenizer, int(piece))
+        self.tokenizer, self._max_gen_toks = self.lm.tokenizer, int(max_gen_toks)
+
+    @property
+    def eot_token_id(self) -> int:
+        end = getattr(self.tokenizer, "eos_token_id", None)
+        return self.prefix_token_id if end is None else end
+
+    @property
+    def prefix_token_id(self) -> int:
+        if self.lm.prefix is None:
+            raise ValueError(
+                "the tokenizer has neither a first nor a last special token to start an empty context with"
+            )
+        return self.lm.prefix
+
+    @property
+    def tokenizer_name(self) -> str:
+        return getattr(self.tokenizer, "name_or_path", type(self.tokenizer).__name__)
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs) -> list[int]:
+        return self.lm.encode(string)
+
+    def _loglikelihood_tokens(self, requests, disable_tqdm: bool = False, **kwargs) -> list[tuple[float, bool]]:
+        """Contexts are read once each, their continuations scored together."""
+        order = sorted(range(len(requests)), key=lambda i: tuple(requests[i][1]))
+        result: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
+        for _, group in groupby(order, key=lambda i: tuple(requests[i][1])):
+            same = list(group)
+            past = self.lm.read([requests[same[0]][1]])
+            options = [requests[i][2] for i in same]
+            for i, (scores, greedy) in zip(same, self.lm.option_details(past, options)):
+                result[i] = (float(scores.double().sum()), bool(greedy))
+        return result
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """log p of whole documents, each streamed through the state from a first special token on."""
+        assert self.prefix_token_id is not None
+        found = []
+        for request in requests:
+            ids = np.asarray(self.tok_encode(request.args[0]), dtype=np.int64)
+            found.append(-sum(float(losses.double().sum()) for _, losses in document_losses(self.lm, ids)))
+        return found
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Greedy continuations. Sampling is refused: a score should not depend on luck."""
+        said = []
+        for request in requests:
+            context, options = request.args
+            if options.get("do_sample") and options.get("temperature", 1.0) > 0:
+                raise ValueError(
+                    "this model of lm_eval decodes greedily; use do_sample: false, or --model hf for sampling"
+                )
+            until = options.get("until") or []
+            until = [until] if isinstance(until, str) else list(until)
+            room = int(options.get("max_gen_toks", self._max_gen_toks))
+            past = self.lm.read([self.tok_encode(context)])
+            said.append(self.lm.continue_from(past, room, [stop for stop in until if stop]))
+        return said
+
+
+def run_harness(
+    model: Any,
+    tokenizer: Any,
+    tasks: list[str],
+    include_path: str | os.PathLike | None = None,
+    limit: int | None = None,
+    metadata: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Run tasks of lm-evaluation-harness, its own or those of a folder of YAML files, through the streaming adapter: scores by task."""
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    manager = None
+    if include_path is not None:  # going through lm_eval's thousands of own tasks takes seconds
+        manager = TaskManager(include_path=str(include_path), include_defaults=False, metadata=metadata)
+    if manager is None or not set(tasks) <= set(manager.all_tasks):
+        path = None if include_path is None else str(include_path)
+        manager = TaskManager(include_path=path, metadata=metadata)
+    unknown = sorted(set(tasks) - set(manager.all_tasks))
+    if unknown:
+        raise ValueError(
+            f"lm_eval knows no task {unknown[0]!r}; `lm_eval ls tasks` lists them, --include-path adds your own"
+        )
+    adapter = StreamingLM(model.model if isinstance(model, LanguageModel) else model, tokenizer)
+    done = simple_evaluate(adapter, tasks=list(tasks), task_manager=manager, limit=limit, bootstrap_iters=0)
+    if done is None:
+        raise ValueError("lm_eval returned no results; only the first process of several gets them")
+    return {
+        task: {name: value for name, value in scores.items() if isinstance(value, int | float)}
+        for task, scores in done["results"].items()
+    }
+
+
+def add_remote_code(folder: str | os.PathLike) -> None:
+    """Let a saved model be opened by programs that do not import mnemos, such as `lm_eval --model hf --model_args
+    pretrained=FOLDER,trust_remote_code=True`: adds a file of three lines to the folder, and its name to config.json."""
+    folder = Path(folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if config.get("model_type") != "mnemos":
+        raise ValueError(
+            f"{folder} holds a model of type {config.get('model_type')!r}, but remote code is only for mnemos"
+        )
+    config["auto_map"] = {
+        "AutoConfig": "mnemos_auto.MnemosConfig",
+        "AutoModel": "mnemos_auto.MnemosModel",
+        "AutoModelForCausalLM": "mnemos_auto.MnemosForCausalLM",
+    }
+    from .files import write_text
+
+    write_text(folder / "mnemos_auto.py", REMOTE)
+    write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")

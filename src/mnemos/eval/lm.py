@@ -1,0 +1,220 @@
+"""A causal language model as the evaluations see it: read, score, continue. Long texts go through the state in pieces.
+
+Shapes: B rows, T tokens, V vocabulary, O options.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data.tasks.text import ByteTokenizer, encode
+
+LOGITS_AT_ONCE = 1 << 24  # numbers; a piece is no longer than keeps its logits below this
+Ids = Sequence[int] | np.ndarray | Tensor
+
+
+@dataclass
+class Past:
+    """What a model knows after `length` tokens: its state, and log p of every next token (V,)."""
+
+    state: Any
+    log_p: Tensor
+    length: int
+
+
+class LanguageModel:
+    """Any causal language model with a tokenizer: ours, transformers', or anything that takes
+    (input_ids (B, T), past_key_values=, use_cache=True) and returns .logits (B, T, V) and .past_key_values.
+
+    piece: tokens per call when a text is streamed; the result does not depend on it.
+
+    >>> from mnemos.models import MnemosForCausalLM, presets
+    >>> lm = LanguageModel(MnemosForCausalLM(presets.config("titans-lmm")))
+    >>> past = lm.read([list(b"The answer is")])
+    >>> past.length, len(lm.score(past, [list(b" yes"), list(b" no")]))
+    (13, 2)
+    """
+
+    def __init__(self, model: Any, tokenizer: Any = None, piece: int = 2048):
+        self.model, self.tokenizer = model, tokenizer or ByteTokenizer()
+        if hasattr(model, "eval"):
+            model.eval()
+        names = inspect.signature(model.forward if hasattr(model, "forward") else model).parameters
+        self._keeps = "logits_to_keep" in names
+        self.config = getattr(model, "config", None)
+        self.vocab_size = int(getattr(self.config, "vocab_size", 0) or self.tokenizer.vocab_size)
+        self.piece = max(1, min(piece, LOGITS_AT_ONCE // self.vocab_size))
+
+    @classmethod
+    def of(cls, model: Any, tokenizer: Any = None) -> LanguageModel:
+        """`model` itself if it is one already."""
+        return model if isinstance(model, cls) else cls(model, tokenizer)
+
+    @property
+    def device(self) -> torch.device:
+        parameters = self.model.parameters() if hasattr(self.model, "parameters") else iter(())
+        return next((p.device for p in parameters), torch.device("cpu"))
+
+    @property
+    def max_length(self) -> int | None:
+        """Tokens the model can read, None where there is no end: positions of our models are counted by their state."""
+        if getattr(self.config, "model_type", None) == "mnemos" or self.config is None:
+            return None
+        return getattr(self.config, "max_position_embeddings", None) or getattr(self.config, "n_positions", None)
+
+    @property
+    def prefix(self) -> int | None:
+        """The token that stands before a text: its tokenizer's first or last special token, as lm-evaluation-harness has it."""
+        bos = getattr(self.tokenizer, "bos_token_id", None)
+        return bos if bos is not None else getattr(self.tokenizer, "eos_token_id", None)
+
+    def encode(self, text: str) -> list[int]:
+        return encode(self.tokenizer, text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode([int(i) for i in ids])
+
+    @torch.no_grad()
+    def call(self, ids: Tensor, state: Any = None, keep: int = 0) -> tuple[Tensor, Any]:
+        """Logits (B, T, V) of ids (B, T), or of the last `keep` tokens, in float32 or wider, and the state after them."""
+        extra: dict[str, Any] = {"logits_to_keep": keep} if keep and self._keeps else {}
+        done = self.model(input_ids=ids.to(self.device), past_key_values=state, use_cache=True, **extra)
+        logits = done.logits[:, -keep:] if keep else done.logits
+        return logits.to(torch.promote_types(logits.dtype, torch.float32)), done.past_key_values
+
+    def read(self, pieces: Iterable[Ids], past: Past | None = None) -> Past:
+        """Read a text in pieces, keeping only the state: as long as one likes in constant memory, if the state is."""
+        state, length, logits = (None, 0, None) if past is None else (fork(past.state, 1), past.length, None)
+        for ids in self.pieces_of(pieces):
+            logits, state = self.call(ids, state, keep=1)
+            length += ids.shape[1]
+        if logits is None:
+            if past is None:
+                raise ValueError("there is nothing to read: give at least one token")
+            return past
+        return Past(state, logits[0, -1].log_softmax(-1), length)
+
+    def losses(self, pieces: Iterable[Ids], past: Past | None = None) -> Iterator[Tensor]:
+        """-log p of every token of a text, given those before it (and `past`), piece by piece, on the CPU.
+
+        Without a past the first token is only read.
+        """
+        state = None if past is None else fork(past.state, 1)
+        before = None if past is None else past.log_p[None]  # 1 V
+        coming = self.pieces_of(pieces)
+        ids = next(coming, None)
+        while ids is not None:
+            following = next(coming, None)
+            inputs = ids if following is not None else ids[:, :-1]  # nothing comes after the last: it is never read
+            targets = ids[0, 1:] if before is None else ids[0]
+            after = [] if before is None else [before]
+            if inputs.shape[1]:
+                logits, state = self.call(inputs, state)
+                after.append(logits[0].log_softmax(-1))  # T V
+            if len(targets):
+                log_p = torch.cat(after)[: len(targets)]
+                yield -log_p.gather(1, targets.to(log_p.device)[:, None]).squeeze(1).cpu()
+            before, ids = after[-1][-1:].clone() if after else None, following
+
+    def pieces_of(self, pieces: Iterable[Ids]) -> Iterator[Tensor]:
+        """The same tokens in pieces (1, T) of `piece` tokens, the last one shorter, whatever pieces they come in."""
+        waiting: list[Tensor] = []
+        count = 0
+        for piece in pieces:
+            ids = torch.as_tensor(np.asarray(piece), dtype=torch.long)
+            while count + len(ids) >= self.piece:
+                cut = self.piece - count
+                yield torch.cat([*waiting, ids[:cut]])[None]
+                ids, waiting, count = ids[cut:], [], 0
+            if len(ids):
+                waiting.append(ids)
+                count += len(ids)
+        if waiting:
+            yield torch.cat(waiting)[None]
+
+    def score(self, past: Past, options: Sequence[Sequence[int]]) -> list[float]:
+        """log p of each option, a list of ids, right after `past`."""
+        return [float(x.sum()) for x in self.option_scores(past, options)]
+
+    def option_scores(self, past: Past, options: Sequence[Sequence[int]]) -> list[Tensor]:
+        """log p of each token of each option, right after `past`."""
+        return [scores for scores, _ in self.option_details(past, options)]
+
+    def option_details(self, past: Past, options: Sequence[Sequence[int]]) -> list[tuple[Tensor, bool]]:
+        """log p of each token of each option, and whether greedy decoding would say it."""
+        if any(len(option) == 0 for option in options):
+            raise ValueError("an option has no token")
+        longest, first = max(map(len, options)), past.log_p[None].cpu()  # 1 V
+        rows: Sequence[Tensor] = [first[:0]] * len(options)
+        if longest > 1:
+            ids = torch.zeros(
+                len(options), longest - 1, dtype=torch.long
+            )  # O T: padded on the right, which nothing before sees
+            for row, option in zip(ids, options):
+                row[: len(option) - 1] = torch.as_tensor(np.asarray(option[:-1]), dtype=torch.long)
+            logits, _ = self.call(ids, fork(past.state, len(options)))
+            rows = list(logits.log_softmax(-1).cpu())
+        found = []
+        for row, option in zip(rows, options):
+            targets = torch.as_tensor(np.asarray(option), dtype=torch.long)
+            log_p = torch.cat([first, row[: len(option) - 1].to(first)])
+            scores = log_p.gather(1, targets[:, None]).squeeze(1)
+            found.append((scores, bool((log_p.argmax(-1) == targets).all())))
+        return found
+
+    def choice(self, past: Past, options: Sequence[str], right: int) -> float:
+        """1 if the right option is the likeliest per token after `past` and a blank, else 0; a tie shares, so that a model which cannot
+        tell scores chance and not luck."""
+        scores = [float(x.mean()) for x in self.option_scores(past, [self.encode(f" {option}") for option in options])]
+        tied = [i for i, score in enumerate(scores) if score == max(scores)]
+        return 1 / len(tied) if right in tied else 0.0
+
+    def continue_from(self, past: Past, max_new_tokens: int, stop: Sequence[str] = ()) -> str:
+        """The greedy continuation as text, up to the first of the `stop` strings, the tokenizer's end, or so many tokens."""
+        ids, state, log_p = [], fork(past.state, 1), past.log_p
+        eos = getattr(self.tokenizer, "eos_token_id", None)
+        for _ in range(max_new_tokens):
+            token = int(log_p.argmax())
+            if token == eos:
+                break
+            ids.append(token)
+            text = self.decode(ids) if stop else ""
+            if any(s in text for s in stop):
+                break
+            logits, state = self.call(torch.tensor([[token]]), state, keep=1)
+            log_p = logits[0, -1].log_softmax(-1)
+        text = self.decode(ids)
+        for s in stop:
+            text = text.split(s)[0]
+        return text
+
+
+def fork(state: Any, copies: int) -> Any:
+    """A state's row `copies` times, for calls that leave the one given as it is. Our caches are never changed by a call."""
+    if state is None:
+        return None
+    if hasattr(state, "fork"):
+        return state if copies == 1 else state.fork(copies)
+    state = copy.deepcopy(state)
+    if copies > 1:
+        state.batch_repeat_interleave(copies)
+    return state
+
+
+def state_bytes(state: Any) -> int | None:
+    """Bytes of a state: ours know, of transformers' caches the tensors of the layers are counted."""
+    if hasattr(state, "nbytes"):
+        return int(state.nbytes)
+    layers = getattr(state, "layers", None)
+    if layers is None:
+        return None
+    tensors = [x for layer in layers for x in vars(layer).values() if isinstance(x, Tensor)]
+    return sum(x.numel() * x.element_size() for x in tensors)

@@ -1,0 +1,74 @@
+"""The six MAD tasks: scores of a model that was trained on them, and the decoder that compression asks for.
+
+Shapes: B rows, T tokens, D hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..data.tasks import MAD_TASKS, mad
+from ..memory.norm import RMSNorm
+from .recall import Progress, _device, _vocabulary, accuracy, logits_of
+
+
+class Decoder(nn.Module):
+    """A model whose state after its last token, plus a position, a small MLP turns into the token that stood there: ids (B, T) ->
+    logits (B, T, V). MAD's compression task trains and scores this; both MLP layers keep the width D, as MAD has it.
+
+    >>> from mnemos.models import MnemosForCausalLM, presets
+    >>> decoder = Decoder(MnemosForCausalLM(presets.config("titans-lmm", vocab_size=16)))
+    >>> decoder(torch.tensor([[1, 2, 15]])).shape
+    torch.Size([1, 3, 16])
+    """
+
+    def __init__(self, model: Any):
+        super().__init__()
+        D = model.config.hidden_size
+        self.model, self.config = model, model.config
+        self.mlp = nn.Sequential(RMSNorm(D), nn.Linear(D, D), nn.GELU(), RMSNorm(D), nn.Linear(D, D), nn.GELU())
+        self.unembed = nn.Sequential(RMSNorm(D), nn.Linear(D, model.config.vocab_size))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        hidden = self.model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+        places = sinusoids(input_ids.shape[1], hidden.shape[-1]).to(hidden)
+        return self.unembed(self.mlp(hidden[:, -1:] + places))  # B T V
+
+
+def sinusoids(length: int, dim: int) -> Tensor:
+    """Positions as sines and cosines: (length, dim)."""
+    rates = torch.exp(-math.log(10000.0) * torch.arange((dim + 1) // 2) / max(1, (dim + 1) // 2 - 1))
+    angles = torch.arange(length)[:, None] * rates
+    return torch.cat([angles.sin(), angles.cos()], dim=1)[:, :dim]
+
+
+def mad_score(
+    model: Any,
+    task: str,
+    examples: int | None = None,
+    batch_size: int = 64,
+    seed: int = 1,
+    progress: Progress | None = None,
+    **settings,
+) -> dict[str, Any]:
+    """A model's score on one MAD task at its baseline, or with `settings` changed. Compression takes a `Decoder`.
+
+    A model must have been trained on the task first, on examples of another seed; `memorization` on the same `map_seed`.
+    """
+    if task not in MAD_TASKS:
+        raise ValueError(f"task {task!r} is unknown; choose one of {', '.join(MAD_TASKS)}")
+    known = MAD_TASKS[task]
+    chosen = known.baseline | settings
+    if chosen["vocab_size"] > _vocabulary(model):
+        raise ValueError(f"{task} has vocab_size={chosen['vocab_size']}, but the model has {_vocabulary(model)}")
+    made = mad(task, examples or known.test_examples, seed, **settings)
+    if task == "compression" and not isinstance(model, Decoder):
+        raise ValueError(
+            "compression is decoded from the last token alone: train and give a mnemos.eval.mad.Decoder(model)"
+        )
+    score = model if task == "compression" else logits_of(model)
+    return {"task": task, "settings": chosen} | accuracy(score, made, batch_size, _device(model), progress)

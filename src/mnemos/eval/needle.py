@@ -1,0 +1,117 @@
+"""Needle in a haystack: depth by length, scored on the answer, by what the model says and by which answer it finds likeliest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from ..data.tasks import NEEDLE_TASKS, Background, Needle, needle, needle_of
+from .lm import LanguageModel
+from .recall import Progress
+
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+def score_needle(lm: LanguageModel, sample: Needle, generate: bool = True) -> dict[str, Any]:
+    """generated: the answer stands in the greedy continuation, as RULER scores. likelihood: of all options the answer is the likeliest
+    per token. The prompt is read once, in pieces, for both."""
+    past = lm.read([sample.ids])
+    found: dict[str, Any] = {"likelihood": lm.choice(past, sample.options, sample.right)}
+    if generate:
+        room = max(len(lm.encode(f" {option}")) for option in sample.options) + 8
+        said = lm.continue_from(past, room)
+        found |= {"generated": float(sample.answer.lower() in said.lower()), "said": said}
+    return found
+
+
+def needle_suite(
+    model: Any,
+    tokenizer: Any,
+    tasks: Sequence[str] = ("passkey",),
+    lengths: Sequence[int] = (1024, 2048, 4096),
+    depths: Sequence[float] = DEPTHS,
+    samples: int = 5,
+    background: Background | None = None,
+    distractors: int = 9,
+    generate: bool = True,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> list[dict[str, Any]]:
+    """Every task, length and depth: {"task", "length", "depth", "samples", "generated", "likelihood", "chance"} each.
+
+    >>> from mnemos.data.tasks import ByteTokenizer
+    >>> from mnemos.models import MnemosForCausalLM, presets
+    >>> model = MnemosForCausalLM(presets.config("titans-lmm"))
+    >>> row = needle_suite(model, ByteTokenizer(), lengths=[512], depths=[0.5], samples=1, generate=False)[0]
+    >>> row["task"], row["length"], row["chance"]
+    ('passkey', 512, 0.1)
+    """
+    lm = LanguageModel.of(model, tokenizer)
+    unknown = [task for task in tasks if task not in NEEDLE_TASKS]
+    if unknown:
+        raise ValueError(f"task {unknown[0]!r} is unknown; choose one of {', '.join(NEEDLE_TASKS)}")
+    rows = []
+    for task in tasks:
+        for length in lengths:
+            for depth in depths:
+                found = []
+                for i in range(samples):
+                    sample = needle(task, length, depth, lm.tokenizer, background, distractors, seed=seed * 100_003 + i)
+                    found.append(score_needle(lm, sample, generate))
+                    if progress is not None:
+                        progress(1)
+                row = {"task": task, "length": length, "depth": depth, "samples": samples}
+                row |= {"chance": 1 / (distractors + 1), "likelihood": _mean(found, "likelihood")}
+                rows.append(row | ({"generated": _mean(found, "generated")} if generate else {}))
+    return rows
+
+
+def needle_in_haystack_test(
+    model: Any,
+    tokenizer: Any,
+    needle: str,
+    haystack: str,
+    question: str,
+    answer: str | None = None,
+    positions: Sequence[float] = (0.1, 0.3, 0.5, 0.7, 0.9),
+    max_length: int = 2048,
+    options: Sequence[str] = (),
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Hide one's own sentence in one's own text at several depths, ask for it, and score the answer. Exactly max_length tokens each; a
+    haystack that is too short repeats.
+
+    answer: what to look for; by default what the needle says after its last " is " or ":". options: wrong answers to tell it from.
+    """
+    lm = LanguageModel.of(model, tokenizer)
+    answer = answer or answer_of(needle)
+    background = Background(haystack, lm.tokenizer)
+    rows = []
+    for depth in positions:
+        sample = needle_of(needle, question, answer, max_length, depth, lm.tokenizer, background, tuple(options), seed)
+        rows.append({"position": depth, "length": max_length} | score_needle(lm, sample))
+    return {
+        "answer": answer,
+        "generated": _mean(rows, "generated"),
+        "likelihood": _mean(rows, "likelihood"),
+        "chance": 1 / len(sample.options),
+        "positions": rows,
+    }
+
+
+def answer_of(needle: str) -> str:
+    """What a needle says after its last " is ", " are " or ":".
+
+    >>> answer_of("The best thing to do in Rome is to eat pizza.")
+    'to eat pizza'
+    """
+    found = re.split(r"\bis\b|\bare\b|:", needle)
+    answer = found[-1].strip().strip(".!?\"'")
+    if len(found) < 2 or not answer:
+        raise ValueError(f"what is the answer in {needle!r}? give it as answer=")
+    return answer
+
+
+def _mean(rows: list[dict[str, Any]], name: str) -> float:
+    return sum(row[name] for row in rows) / len(rows)

@@ -1,0 +1,88 @@
+"""Run suites one after the other into one file of results: a suite that is in it with the same settings is not run again."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .files import read_json, write_json
+from .lm import LanguageModel
+from .suites import Context, Settings, check_names
+
+FORMAT = "mnemos.eval/1"
+Report = Callable[
+    [str, str, int | None], object
+]  # suite, "reused" | "running" | "done" | "failed: ...", units of its progress
+
+
+def run_suites(
+    model: Any,
+    tokenizer: Any,
+    names: Sequence[str],
+    settings: Settings | None = None,
+    output: str | os.PathLike | None = None,
+    about: dict[str, Any] | None = None,
+    fresh: bool = False,
+    progress: Callable[[int], object] | None = None,
+    report: Report | None = None,
+) -> dict[str, Any]:
+    """Results of each suite: {"format", "model", "suites": {name: {"settings", "seconds", "rows"} or {"error"}}}.
+
+    output: the file that keeps them; written after every suite, whole or not at all. What it has already, of the same model with the same
+    settings, is not run again, unless `fresh`. A suite that cannot be run (no text, no data) leaves its reason, and the others go on.
+    """
+    settings = settings or Settings()
+    settings.check()
+    chosen = check_names(names)
+    tell = report or (lambda suite, what, work: None)
+    lm = LanguageModel.of(model, tokenizer)
+    context = Context(lm, settings, has_text=tokenizer is not None or isinstance(model, LanguageModel))
+    identity = about if about is not None else {"model": fingerprint(lm.model)}
+    results: dict[str, Any] = {"format": FORMAT, "model": identity, "suites": {}}
+    if output is not None and Path(output).is_file():
+        old = read_json(output)
+        if not isinstance(old, dict) or old.get("format") != FORMAT:
+            raise ValueError(f"{output} is not a results file of this version ({FORMAT}); choose another output")
+        if old["model"] == json.loads(json.dumps(identity)):
+            results["suites"] = old["suites"]
+    used = json.loads(json.dumps(dataclasses.asdict(settings)))
+    for suite in chosen:
+        kept = results["suites"].get(suite.name, {})
+        if not fresh and kept.get("settings") == used and "rows" in kept:
+            tell(suite.name, "reused", None)
+            continue
+        began = time.perf_counter()
+        entry: dict[str, Any] = {"settings": used}
+        try:
+            tell(suite.name, "running", None)
+            if suite.reads_text and not context.has_text:
+                raise ValueError("the model has no tokenizer, so it cannot read text; mqar and mad need none")
+            tell(suite.name, "running", suite.work(context))
+            entry["rows"] = suite.run(context, progress)
+        except ValueError as wrong:
+            entry["error"] = str(wrong)
+        except ImportError as missing:
+            entry["error"] = f"{suite.name} needs {missing.name}, which is not installed: pip install 'mnemos[all]'"
+        entry["seconds"] = round(time.perf_counter() - began, 3)
+        results["suites"][suite.name] = entry
+        if output is not None:
+            write_json(output, results)
+        tell(suite.name, f"failed: {entry['error']}" if "error" in entry else "done", None)
+    results["suites"] = {name: results["suites"][name] for name in results["suites"]}
+    return results
+
+
+def fingerprint(model: Any) -> str:
+    """A short name for a model's weights: the same weights give the same, others almost surely another."""
+    digest = hashlib.sha256(type(model).__name__.encode())
+    parameters = model.named_parameters() if hasattr(model, "named_parameters") else ()
+    for name, parameter in parameters:
+        x = parameter.detach().float()
+        digest.update(f"{name}{tuple(x.shape)}{x.sum().item()!r}{x.abs().sum().item()!r}".encode())
+    return digest.hexdigest()[:16]

