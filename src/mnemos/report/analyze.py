@@ -78,10 +78,9 @@ def analyze(
     known = Known(
         train=records["train"],
         validate=records["validate"],
-        probe=records["probe"],
         readings=[dataclasses.asdict(r) for r in readings],
         gate_mode=run.config.model.overrides().get("gate_mode", "convex"),
-        total_steps=run.config.steps,
+        total_steps=None if run.config.tokens == "chinchilla" else run.config.total_steps(parameters=0),
         damaged=damaged,
     )
     where = "text that is on every machine" if text is None else "the text given"

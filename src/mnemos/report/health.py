@@ -24,7 +24,7 @@ GAP = 1.25  # perplexity on held-out text over that in training
 UNLEARNED = 0.05  # nats a run must gain in MANY steps
 MANY = 50
 HUNGRY = 0.3  # share of the time spent waiting for data
-EXPLODED = 100.0  # norm of a fast map over that of its start, and a floor of it, see `_norms`
+EXPLODED = 100.0  # norm of a fast map after a text over that before it
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,6 @@ class Known:
 
     train: Sequence[Record] = ()
     validate: Sequence[Record] = ()
-    probe: Sequence[Record] = ()
     readings: Sequence[Record] = ()
     gate_mode: str = "convex"
     total_steps: int | None = None
@@ -245,7 +244,12 @@ def _ended(known: Known) -> Iterator[Finding]:
     for name, why in known.damaged.items():
         yield Finding("bad", f"Checkpoint {name} is damaged", f"{why}.", "An earlier one is used in its place.")
     if known.total_steps and known.train and known.step < known.total_steps:
-        yield Finding("note", "Not finished", f"the record ends at step {known.step:,} of {known.total_steps:,}.", "")
+        yield Finding(
+            "note",
+            "Not finished",
+            f"the record ends at step {known.step:,} of {known.total_steps:,}.",
+            "Go on with mnemos train --resume.",
+        )
 
 
 def _last_layers(known: Known) -> dict[str, Record]:
