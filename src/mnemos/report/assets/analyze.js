@@ -34,7 +34,7 @@ function losses(run) {
     { name: "validation, averaged weights", colour: "var(--c2)", dash: true, ...numbers(validate, "val_loss_average") },
   ] });
   const worth = validate.filter((r) => r.memory);
-  add(grid, { title: "What the memory is worth", unit: "% of perplexity", note: "Perplexity beyond the attention window without the memory, and how much of it the memory takes away.", series: [{ x: worth.map((r) => r.step), y: worth.map((r) => 100 * r.memory.share), dots: true }] });
+  add(grid, { title: "What the memory is worth", unit: "% of perplexity", note: "How much of the perplexity of tokens beyond the attention window the memory takes away.", series: [{ x: worth.map((r) => r.step), y: worth.map((r) => 100 * r.memory.share), dots: true }] });
   add(grid, { title: "Gradient norm", log: true, series: [{ ...numbers(train, "grad_norm") }] });
   add(grid, { title: "Learning rate", series: [{ ...numbers(train, "lr") }] });
   add(grid, { title: "Speed", unit: "tokens per second", zero: true, series: [{ ...numbers(train, "tokens_per_second") }] });

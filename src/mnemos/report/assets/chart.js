@@ -15,7 +15,7 @@ function colour(i, count) {
 function ticks(low, high, count) {
   const raw = (high - low) / Math.max(1, count);
   const unit = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].map((m) => m * unit).find((s) => s >= raw) || 10 * unit;
+  const step = [1, 2, 2.5, 5, 10].map((m) => m * unit).find((s) => s >= raw) || 10 * unit;
   const found = [];
   for (let x = Math.ceil(low / step - 1e-9) * step; x <= high + step * 1e-9; x += step) found.push(Math.abs(x) < step * 1e-9 ? 0 : x);
   return found;
@@ -52,16 +52,16 @@ function chart(spec) {
     }
     host.append(keys);
   }
-  const place = el("div", {});
+  const place = el("div", { class: "place" });
   host.append(place);
   let width = 0;
-  new ResizeObserver(() => {
+  new ResizeObserver(() => requestAnimationFrame(() => {
     const now = Math.floor(place.clientWidth);
     if (now > 40 && now !== width) {
       width = now;
       place.replaceChildren(draw(spec, drawn, width));
     }
-  }).observe(place);
+  })).observe(place);
   return host;
 }
 
@@ -76,10 +76,10 @@ function draw(spec, series, width) {
   if (x1 === x0) [x0, x1] = [x0 - 1, x1 + 1];
   const roomY = y1 - y0 > 1e-9 * Math.max(1, Math.abs(y1)) ? 0.06 * (y1 - y0) : 0.5 * Math.max(1e-6, Math.abs(y1) * 0.2 || 1);
   [y0, y1] = [y0 - (spec.zero && y0 === 0 ? 0 : roomY), y1 + roomY];
-  let yTicks = spec.log ? logTicks(y0, y1) : ticks(y0, y1, 4);
+  let yTicks = spec.log ? logTicks(y0, y1) : ticks(y0, y1, 5);
   let yTexts = yTicks.map((t) => tickText(spec.log ? 10 ** t : t));
   if (spec.log && yTicks.length < 2) {
-    yTicks = ticks(y0, y1, 4);
+    yTicks = ticks(y0, y1, 5);
     yTexts = yTicks.map((t) => tickText(Number((10 ** t).toPrecision(2))));
   }
   const left = 12 + 7.4 * Math.max(...yTexts.map((t) => t.length));
@@ -92,7 +92,7 @@ function draw(spec, series, width) {
     figure.append(svg("line", { class: "axis", x1: left, x2: width - right, y1: y, y2: y }));
     figure.append(svg("text", { x: left - 6, y: y + 4, "text-anchor": "end" }, yTexts[i]));
   });
-  const xTicks = ticks(x0, x1, Math.max(2, Math.floor((width - left) / 90))).filter((t) => !spec.whole || Number.isInteger(t));
+  const xTicks = ticks(x0, x1, Math.max(3, Math.floor((width - left) / 70))).filter((t) => !spec.whole || Number.isInteger(t));
   for (const t of xTicks) {
     const text = tickText(t), half = 3.7 * text.length;
     const x = Math.max(half, Math.min(X(t), width - half - 1));

@@ -37,7 +37,7 @@ function fmt(x, digits = 4) {
   const size = Math.abs(x);
   if (size >= 10000) return Math.round(x).toLocaleString("en-US");
   if (Number.isInteger(x)) return String(x);
-  const text = size > 0 && size < 0.001 ? x.toExponential(Math.max(0, digits - 2)) : String(Number(x.toPrecision(digits)));
+  const text = size > 0 && size < 0.001 ? Number(x.toPrecision(Math.max(1, digits - 1))).toExponential() : String(Number(x.toPrecision(digits)));
   return text.replace("-", "−");
 }
 

@@ -65,8 +65,8 @@ const quoted = (text) => `“${text.replace(/\n/g, "↵").replace(/\t/g, "⇥").
 const views = PANELS.map((panel, i) => {
   const box = el("div", { class: "tokens", tabindex: 0, role: "group", "aria-label": `Text as read by ${named(i)}; arrow keys move from token to token` });
   const spans = panel.tokens.map((text, k) => {
-    const marked = /^⟨\d+⟩$/.test(text) || /^\s*$/.test(text) && text !== " ";
-    const span = el("span", { class: marked ? "mark" : null }, visible(text));
+    const raw = /^⟨\d+⟩$/.test(text), blank = /^\s*$/.test(text) && text !== " ";
+    const span = el("span", { class: raw ? "mark raw" : blank ? "mark" : null }, visible(text));
     span.token = k;
     return span;
   });
