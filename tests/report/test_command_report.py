@@ -7,6 +7,7 @@ import json
 from reporting import data_of
 
 from mnemos.cli import main
+from mnemos.train import export
 
 
 def test_inspect_writes_a_page_into_the_run_and_prints_the_routing(run, text_file, capsys):
@@ -31,6 +32,13 @@ def test_inspect_compares_models_of_different_kinds(run, other_run, text_file, t
     arguments = ["inspect", str(run), "--against", str(other_run), "--text", str(text_file), "--out", str(out)]
     assert main([*arguments, "--max-tokens", "60"]) == 0
     assert {"mag", "mal"} == {p["layers"][0]["kind"] for p in data_of(out.read_text())["panels"]}
+
+
+def test_inspect_opens_what_export_wrote(run, text_file, tmp_path):
+    out = export(run, tmp_path / "exported", "last")
+    assert main(["inspect", str(out), "--text", str(text_file), "--max-tokens", "40"]) == 0
+    panel = data_of((out / "inspect.html").read_text())["panels"][0]
+    assert panel["name"] == "exported" and len(panel["tokens"]) == 40
 
 
 def test_analyze_prints_findings_and_writes_a_page(run, other_run, tmp_path, capsys):

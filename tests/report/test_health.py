@@ -23,8 +23,12 @@ def validate(loss: float = 2.0, layer: dict | None = None, share: float = 0.2, *
     return {"step": 100, "val_loss": loss, "layers": {"0": LAYER, "1": LAYER | (layer or {})}, "memory": memory} | more
 
 
-def reading(end: float | None) -> dict:
-    return {"step": 3, "layers": [{"index": 0, "maps": [{"name": "map", "start": 0.01, "end": end, "rank": 2.0}]}]}
+def reading(end: float | None, frozen: float = 4.0) -> dict:
+    return {
+        "step": 3,
+        "perplexity": {"as it is": 3.0, "frozen": frozen},
+        "layers": [{"index": 0, "maps": [{"name": "map", "start": 0.01, "end": end, "rank": 2.0}]}],
+    }
 
 
 HEALTHY = {"train": train([4.0, 3.0, 2.5]), "validate": [validate(2.6), validate(2.5)], "readings": [reading(3.0)]}
@@ -56,6 +60,8 @@ def test_a_healthy_run_has_no_findings():
         ({"validate": [validate(layer={"surprise_after": 1.5})]}, "Writing does not help in layer 1"),
         ({"validate": [validate(share=0.001)]}, "The memory is worth next to nothing"),
         ({"validate": [validate(share=-0.1)]}, "The memory does harm"),
+        ({"readings": [reading(3.0, frozen=3.001)]}, "Writing at test time is worth next to nothing"),
+        ({"readings": [reading(3.0, frozen=2.0)]}, "Writing at test time does harm"),
         ({"readings": [reading(500.0)]}, "A memory grows without bound"),
         ({"readings": [reading(float("nan"))]}, "A memory has blown up"),
         ({"damaged": {"step-000004": "a file is missing"}}, "Checkpoint step-000004 is damaged"),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from reporting import TEXT, data_of, small_model, unpack
 
-from mnemos.data import open_tokenizer
+from mnemos.data import open_tokenizer, train_bpe
 from mnemos.report import inspect, inspect_page
 from mnemos.report.texts import read_text, token_texts
 
@@ -94,6 +94,14 @@ def test_tokens_spell_the_text_and_broken_characters_show_their_bytes():
     texts = token_texts(tokenizer, ids)
     assert len(texts) == len(ids)
     assert "".join(t for t in texts if not re.fullmatch(r"⟨\d+⟩", t)) == "aé€𝄞\ufffd!" + "x" * 50
+
+
+def test_tokens_of_a_bpe_spell_the_text():
+    bpe = train_bpe([TEXT] * 3, vocab_size=320)
+    ids = bpe.encode(TEXT)
+    texts = token_texts(bpe, ids)
+    assert len(texts) == len(ids) < len(TEXT.encode())
+    assert "".join(t for t in texts if not re.fullmatch(r"⟨\d+⟩", t)) == TEXT
 
 
 def test_a_tokenizer_that_strips_leading_blanks_still_shows_them():

@@ -210,6 +210,18 @@ def _worth(known: Known) -> Iterator[Finding]:
         )
 
 
+def _writing(known: Known) -> Iterator[Finding]:
+    perplexity = known.readings[-1]["perplexity"] if known.readings else {}
+    if "frozen" not in perplexity:
+        return
+    share = 1 - perplexity["as it is"] / perplexity["frozen"]
+    numbers = f"perplexity of the text is {perplexity['as it is']:.2f}, and {perplexity['frozen']:.2f} with memories frozen at their start"
+    if share < -WORTHLESS:
+        yield Finding("warn", "Writing at test time does harm", f"{numbers}.", "Train on, or on longer sequences.")
+    elif share < WORTHLESS:
+        yield Finding("note", "Writing at test time is worth next to nothing", f"{numbers} ({share:.2%}).")
+
+
 def _norms(known: Known) -> Iterator[Finding]:
     for reading in known.readings:
         for layer in reading["layers"]:
@@ -263,6 +275,7 @@ RULES: tuple[Callable[[Known], Iterator[Finding]], ...] = (
     _gates,
     _memory_gates,
     _worth,
+    _writing,
     _norms,
     _speed,
     _ended,

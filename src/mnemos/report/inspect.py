@@ -167,7 +167,7 @@ def _panel(seen: Inspection) -> dict[str, Any]:
     by_head = numbers <= PER_HEAD
     notes = list(seen.notes)
     if seen.cut:
-        notes.append(f"The text goes on: its first {len(seen.tokens):,} tokens are shown (--max-tokens).")
+        notes.append(f"The text goes on: its first {len(seen.tokens):,} tokens are shown (max_tokens).")
     if not by_head:
         notes.append("The model is large: numbers are means over heads.")
     values = {"loss": seen.loss}

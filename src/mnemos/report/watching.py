@@ -73,9 +73,10 @@ class _Watch:
         q, k, _, _ = memory._project(x, state, None, None)
         gates = memory._gates(x, state, None, None)
         lift = (lambda y: y) if memory.features is None else memory.features
-        self.queries.append(lift(q)[0].float())
-        self.keys.append(lift(k)[0].float())
-        self.lags.append(lag_weights(gates, memory.spec, torch.float32))
+        self.queries.append(lift(q)[0].float().cpu())
+        self.keys.append(lift(k)[0].float().cpu())
+        lag = lag_weights(gates, memory.spec, torch.float32)
+        self.lags.append(None if lag is None else lag[0].cpu())
         here = int(state.position[0])
         begin, end = here, here + x.shape[1]
         for stop in [*range((here // self.stride + 1) * self.stride, end, self.stride), end]:
@@ -87,18 +88,19 @@ class _Watch:
                 self.states.pop()
                 self.listed.pop()
             self.states.append(state)
-            self.listed.append(trace.weight_norms[0, -1])
+            self.listed.append(trace.weight_norms[0, -1].cpu())
             here = stop
 
     def fill(self, layer: Layer, persistent: int) -> None:
         """Put what was seen into `layer`, without the persistent tokens."""
         spec = self.memory.spec
         layer.rule, layer.commit = spec.rule, spec.commit if spec.rule == "muon" else 0
-        whole = {name: torch.cat([getattr(t, name)[0] for t in self.traces]).float() for name in GATES}
+        whole = {name: torch.cat([getattr(t, name)[0] for t in self.traces]).float().cpu() for name in GATES}
         layer.values |= {name: x[persistent:] for name, x in whole.items()}
-        lag = None if self.lags[0] is None else torch.cat([x[0] for x in self.lags])
+        lag = None if self.lags[0] is None else torch.cat(self.lags)
         writes = Writes(whole["lr"], whole["momentum"], whole["retain"], whole["gate"], lag)
         offset = getattr(self.memory.features, "offset", None)
+        offset = None if offset is None else offset.float().cpu()
         found = resemblance(torch.cat(self.queries), torch.cat(self.keys), writes, spec, offset, RESEMBLED)
         token = torch.where(found.token >= 0, found.token - persistent, -persistent - 1)  # -1..-P: persistent tokens
         layer.reads = Resemblance(token[:, persistent:], found.weight[:, persistent:], found.own[:, persistent:])
@@ -112,8 +114,8 @@ class _Watch:
             norms = [self.listed[i][:, 0] if i is not None else torch.zeros(self.memory.heads) for _, i in moments]
             layer.spectra.append(Spectrum(f"{names[0]} (a list of pairs)", None, torch.stack(norms)))
         for number, name in enumerate(names[1:] if spec.grows else names):
-            weights = [s.weights[number][0] for s in states]
-            layer.spectra.append(spectrum(name, self.start.weights[number][0], weights, SINGULAR_VALUES))
+            weights = [s.weights[number][0].cpu() for s in states]
+            layer.spectra.append(spectrum(name, weights[0], weights, SINGULAR_VALUES))
 
 
 def _map_names(maps: int) -> list[str]:
@@ -160,7 +162,7 @@ def _routing(layer: Layer, persistent: int):
             return
         g = gate.linear(args[2])[0, persistent:].float().sigmoid()  # T heads
         wide = g.repeat_interleave(x.shape[-1] // gate.heads, -1)
-        layer.values["route"] = 1 - g if gate.mode == "convex" else g
+        layer.values["route"] = (1 - g if gate.mode == "convex" else g).cpu()
         if gate.mode == "convex":
             layer.values["share"] = _share((1 - wide) * m, wide * y)
         else:
@@ -192,4 +194,4 @@ def _sharing(layer: Layer, mixer: LayerMixer, persistent: int) -> Generator[None
 def _share(memory: Tensor, attention: Tensor) -> Tensor:
     """(T, D) each -> (T, 1): the memory's share of both norms."""
     m, a = memory.norm(dim=-1, keepdim=True), attention.norm(dim=-1, keepdim=True)
-    return m / (m + a).clamp(min=1e-30)
+    return (m / (m + a).clamp(min=1e-30)).cpu()

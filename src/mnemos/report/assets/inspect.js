@@ -165,7 +165,7 @@ function showDetail() {
   detail.append(el("h3", {}, "Its read resembles"));
   if (!found.tokens.length) detail.append(el("p", { class: "soft" }, muon ? "Nothing yet: no earlier token has been committed." : "No earlier token."));
   const items = found.tokens.map(([token, weight]) =>
-    el("li", {}, token < 0 ? el("span", {}, `persistent token ${token + panel.persistent + 1}`) : el("span", {}, context(panel, token), ` ${token}`), el("span", {}, fmt(weight, 3))));
+    el("li", {}, token < 0 ? el("span", {}, `persistent token ${token + panel.persistent + 1}`) : el("span", {}, context(panel, token), ` at ${token}`), el("span", {}, fmt(weight, 3))));
   detail.append(el("ol", {}, ...items));
   detail.append(el("p", { class: "soft" }, `its own write: ${fmt(found.own, 3)}`));
 }
