@@ -10,7 +10,9 @@ import pytest
 import torch
 from reporting import TEXT, data_of, small_model, unpack
 
+from helpers import randomise
 from mnemos.data import open_tokenizer, train_bpe
+from mnemos.memory import scan
 from mnemos.report import inspect, inspect_page
 from mnemos.report.texts import read_text, token_texts
 
@@ -47,6 +49,24 @@ def test_values_are_those_the_memory_reports_of_itself(tokenizer):
     for name in ("surprise", "lr", "retain", "momentum", "gate"):
         expected = getattr(trace, name)[0, model.config.num_persistent_tokens :]
         torch.testing.assert_close(seen.layers[0].values[name], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_reads_put_together_from_all_tokens_are_what_a_hebbian_memory_reads(tokenizer, monkeypatch):
+    T = 70
+    monkeypatch.setattr("mnemos.report.watching.RESEMBLED", T)
+    model = randomise(small_model("swla", num_hidden_layers=1, memory_window=4), 0.1)
+    reads = inspect(model, tokenizer, TEXT, T).layers[0].reads
+    block = model.model.layers[0]
+    memory, state = block.mixer.memory, block.mixer.memory.initial_state(1)
+    with torch.no_grad():
+        x = block.mixer_norm(model.model.embed_tokens(torch.tensor([tokenizer.encode(TEXT)[:T]])))
+        q, k, v, _ = memory._project(x, state, None, None)
+        y, _ = scan(q, k, v, memory._gates(x, state, None, None), state, memory.spec, memory.features)
+    for head in range(memory.heads):
+        values, token, weight = v[0, :, head], reads.token[1 + head], reads.weight[1 + head]
+        sums = (weight.masked_fill(token < 0, 0.0).unsqueeze(-1) * values[token.clamp(min=0)]).sum(1)
+        sums += reads.own[1 + head].unsqueeze(-1) * values
+        torch.testing.assert_close(sums, y[0, :, head], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("mode", ["convex", "additive"])

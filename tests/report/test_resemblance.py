@@ -8,7 +8,7 @@ import torch
 from mnemos.memory import Gates, MemorySpec, scan
 from mnemos.memory.rules import gd_coefficients, window_matrix
 from mnemos.report.resemblance import Writes, coefficients, resemblance
-from mnemos.report.spectrum import effective_rank, spectrum
+from mnemos.report.spectrum import effective_rank, look, over_time
 
 
 def gates_of(T: int, H: int, c: int, lag: bool) -> Writes:
@@ -98,7 +98,7 @@ def test_effective_rank_counts_equal_directions():
 
 def test_a_spectrum_has_norm_and_distance_of_every_head():
     start = torch.randn(2, 3, 5)
-    found = spectrum("map", start, [start, start + 1], 2)
+    found = over_time("map", (3, 5), [look(w, start, 2) for w in (start, start + 1)])
     torch.testing.assert_close(found.norm[0], start.flatten(1).norm(dim=-1))
     torch.testing.assert_close(found.moved, torch.tensor([[0.0, 0.0], [15**0.5, 15**0.5]]))
     torch.testing.assert_close(found.values, torch.linalg.svdvals(torch.stack([start, start + 1]))[..., :2])

@@ -37,15 +37,18 @@ def effective_rank(values: Tensor) -> Tensor:
     return torch.special.entr(p).sum(-1).exp()
 
 
-def spectrum(name: str, start: Tensor, weights: list[Tensor], count: int) -> Spectrum:
-    """start: (H, d_in, d_out), the map before the first token; weights: the same at every moment."""
-    W = torch.stack(weights).float()  # N H d_in d_out
+def look(W: Tensor, start: Tensor, count: int) -> dict[str, Tensor]:
+    """One moment of a fast map W (H, d_in, d_out) that began as `start`: norm, moved and rank (H,), and values (H, k)."""
+    W = W.float()
     values = torch.linalg.svdvals(W)
-    return Spectrum(
-        name=name,
-        shape=(W.shape[-2], W.shape[-1]),
-        norm=values.square().sum(-1).sqrt(),
-        moved=(W - start.float()).flatten(2).norm(dim=-1),
-        rank=effective_rank(values),
-        values=values[..., :count].contiguous(),
-    )
+    return {
+        "norm": values.square().sum(-1).sqrt(),
+        "moved": (W - start.float()).flatten(1).norm(dim=-1),
+        "rank": effective_rank(values),
+        "values": values[..., :count].contiguous(),
+    }
+
+
+def over_time(name: str, shape: tuple[int, int] | None, looks: list[dict[str, Tensor]]) -> Spectrum:
+    """The moments of one map, in order."""
+    return Spectrum(name, shape, **{key: torch.stack([x[key] for x in looks]) for key in looks[0]})

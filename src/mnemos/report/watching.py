@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from ..memory import MemoryState, NeuralMemory
 from ..memory.scan import lag_weights
+from ..memory.trace import Trace
 from ..models import MnemosForCausalLM
 from ..models.blocks import LayerMixer
 from ..models.gate import Gate
 from .resemblance import Resemblance, Writes, resemblance
-from .spectrum import Spectrum, spectrum
+from .spectrum import Spectrum, look, over_time
 
 MOMENTS = 64  # at most so many looks at the weights
 SINGULAR_VALUES = 8
@@ -47,75 +48,82 @@ class Layer:
 
 
 class _Watch:
-    """Collects what the memory of one layer is called with; a `mac` calls it once per segment."""
+    """Collects what the memory of one layer is called with; a `mac` calls it once per segment.
+
+    Weights are looked at every `stride` tokens and at the end, and not kept: of a large model they would not fit.
+    """
 
     def __init__(self, memory: NeuralMemory, stride: int):
         self.memory, self.stride, self.busy = memory, stride, False
-        self.traces: list[Any] = []
+        self.traces: list[Trace] = []
         self.queries, self.keys, self.lags = [], [], []
-        self.states: list[MemoryState] = []
-        self.listed: list[Tensor] = []  # (H, maps): norms, of a list too
-        self.start: MemoryState | None = None
+        self.start: list[Tensor] = []
+        self.positions: list[int] = []
+        self.looks: list[list[dict[str, Tensor]]] = []
+        self.last: tuple[MemoryState, Tensor] | None = None  # where a call ended between two looks
 
     def hook(self, module: nn.Module, args: tuple, output: Any) -> None:
-        if self.busy:  # our own look at it
+        if self.busy:  # our own call of it
             return
         self.busy = True
         try:
-            self._look(args[0], args[1] if len(args) > 1 else None)
+            self._follow(args[0], args[1] if len(args) > 1 else None)
         finally:
             self.busy = False
 
-    def _look(self, x: Tensor, state: MemoryState | None) -> None:
+    def _follow(self, x: Tensor, state: MemoryState | None) -> None:
         memory = self.memory
         state = memory.initial_state(x.shape[0]) if state is None else state
-        self.start = state if self.start is None else self.start
+        if not self.looks:
+            self.start = [w[0].cpu() for w in state.weights]
+            self._look(state, torch.zeros(memory.heads, 1))
         q, k, _, _ = memory._project(x, state, None, None)
-        gates = memory._gates(x, state, None, None)
-        lift = (lambda y: y) if memory.features is None else memory.features
-        self.queries.append(lift(q)[0].float().cpu())
-        self.keys.append(lift(k)[0].float().cpu())
-        lag = lag_weights(gates, memory.spec, torch.float32)
+        lag = lag_weights(memory._gates(x, state, None, None), memory.spec, torch.float32)
+        self.queries.append(q[0])
+        self.keys.append(k[0])
         self.lags.append(None if lag is None else lag[0].cpu())
-        here = int(state.position[0])
-        begin, end = here, here + x.shape[1]
+        begin = here = int(state.position[0])
+        end = here + x.shape[1]
         for stop in [*range((here // self.stride + 1) * self.stride, end, self.stride), end]:
             _, state, trace = memory(x[:, here - begin : stop - begin], state, trace=True)
             self.traces.append(trace)
-            if (
-                self.states and int(self.states[-1].position[0]) % self.stride
-            ):  # only the end of a call, not of the text
-                self.states.pop()
-                self.listed.pop()
-            self.states.append(state)
-            self.listed.append(trace.weight_norms[0, -1].cpu())
-            here = stop
+            norms, here = trace.weight_norms[0, -1].cpu(), stop
+            if stop % self.stride == 0:
+                self._look(state, norms)
+                self.last = None
+            else:
+                self.last = state, norms
+
+    def _look(self, state: MemoryState, norms: Tensor) -> None:
+        """norms: (H, maps), of a list of pairs too, which has nothing else."""
+        maps = [look(w[0].cpu(), start, SINGULAR_VALUES) for w, start in zip(state.weights, self.start)]
+        listed = [{"norm": norms[:, 0]}] if self.memory.spec.grows else []
+        self.positions.append(int(state.position[0]))
+        self.looks.append(listed + maps)
 
     def fill(self, layer: Layer, persistent: int) -> None:
         """Put what was seen into `layer`, without the persistent tokens."""
-        spec = self.memory.spec
+        spec, features = self.memory.spec, self.memory.features
         layer.rule, layer.commit = spec.rule, spec.commit if spec.rule == "muon" else 0
         whole = {name: torch.cat([getattr(t, name)[0] for t in self.traces]).float().cpu() for name in GATES}
         layer.values |= {name: x[persistent:] for name, x in whole.items()}
         lag = None if self.lags[0] is None else torch.cat(self.lags)
         writes = Writes(whole["lr"], whole["momentum"], whole["retain"], whole["gate"], lag)
-        offset = getattr(self.memory.features, "offset", None)
+        q, k = (torch.cat(x) for x in (self.queries, self.keys))
+        q, k = (x if features is None else features(x) for x in (q, k))
+        offset = getattr(features, "offset", None)
         offset = None if offset is None else offset.float().cpu()
-        found = resemblance(torch.cat(self.queries), torch.cat(self.keys), writes, spec, offset, RESEMBLED)
+        found = resemblance(q.float().cpu(), k.float().cpu(), writes, spec, offset, RESEMBLED)
         token = torch.where(found.token >= 0, found.token - persistent, -persistent - 1)  # -1..-P: persistent tokens
         layer.reads = Resemblance(token[:, persistent:], found.weight[:, persistent:], found.own[:, persistent:])
-        assert self.start is not None
-        moments = [(int(s.position[0]) - persistent, i) for i, s in enumerate(self.states)]
-        moments = [(0, None), *((at, i) for at, i in moments if at > 0)]
-        layer.moments = [at for at, _ in moments]
-        states = [self.start if i is None else self.states[i] for _, i in moments]
-        names = _map_names(self.listed[0].shape[-1])
-        if spec.grows:
-            norms = [self.listed[i][:, 0] if i is not None else torch.zeros(self.memory.heads) for _, i in moments]
-            layer.spectra.append(Spectrum(f"{names[0]} (a list of pairs)", None, torch.stack(norms)))
-        for number, name in enumerate(names[1:] if spec.grows else names):
-            weights = [s.weights[number][0].cpu() for s in states]
-            layer.spectra.append(spectrum(name, weights[0], weights, SINGULAR_VALUES))
+        if self.last is not None:
+            self._look(*self.last)
+        kept = [i for i, at in enumerate(self.positions) if i == 0 or at > persistent]
+        layer.moments = [max(0, self.positions[i] - persistent) for i in kept]
+        shapes = [None] * spec.grows + list(spec.shapes)
+        for number, (name, shape) in enumerate(zip(_map_names(len(shapes)), shapes)):
+            name = name if shape is not None else f"{name} (a list of pairs)"
+            layer.spectra.append(over_time(name, shape, [self.looks[i][number] for i in kept]))
 
 
 def _map_names(maps: int) -> list[str]:
