@@ -11,20 +11,24 @@ from typing import Any
 
 import tyro
 
+from .analyze import analyze
 from .data import data
 from .eval import evaluate
 from .export import export
 from .generate import generate
+from .inspect import inspect
 from .presets import presets
 from .runs import runs
 from .tokenizer import tokenizer
 from .train import run_train, train
 
 COMMANDS: dict[str, Callable[..., Any]] = {
+    "analyze": analyze,
     "data": data,
     "eval": evaluate,
     "export": export,
     "generate": generate,
+    "inspect": inspect,
     "presets": presets,
     "runs": runs,
     "tokenizer": tokenizer,

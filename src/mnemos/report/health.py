@@ -1,0 +1,282 @@
+"""What is wrong with a run, in words: read from its record and from looks at its checkpoints.
+
+Each rule is a function of what is known that yields findings; `RULES` lists them. A record is a line of metrics.jsonl.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Record = dict[str, Any]
+
+COLLAPSED = 0.95  # share of gates on one side from which a layer counts as having given up the other
+UNMOVED = 0.01  # spread of gates that are still what they began as
+WORTHLESS = 0.005  # share of the perplexity that a memory saves, below which it saves nothing
+SHORT_LIFE = 4.0  # tokens in which a memory may forget half
+SILENT_LR = 0.01  # share of the inner learning rate's range below which next to nothing is written
+DIVERGED = 0.5  # nats of the smoothed loss above its lowest
+RISEN = 0.02  # nats of the validation loss above its lowest
+GAP = 1.25  # perplexity on held-out text over that in training
+UNLEARNED = 0.05  # nats a run must gain in MANY steps
+MANY = 50
+HUNGRY = 0.3  # share of the time spent waiting for data
+EXPLODED = 100.0  # norm of a fast map after a text over that before it
+
+
+@dataclass(frozen=True)
+class Finding:
+    """level: "bad" (the run is broken or wasted), "warn" (look at it) or "note". advice: what to try; may be empty."""
+
+    level: str
+    title: str
+    text: str
+    advice: str = ""
+
+    def sentence(self) -> str:
+        return " ".join(part for part in (f"{self.title}: {self.text}", self.advice) if part)
+
+
+@dataclass
+class Known:
+    """What the rules look at. readings: of `analyze.Reading`, as dictionaries; gate_mode: that of the model."""
+
+    train: Sequence[Record] = ()
+    validate: Sequence[Record] = ()
+    readings: Sequence[Record] = ()
+    gate_mode: str = "convex"
+    total_steps: int | None = None
+    damaged: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def step(self) -> int:
+        return max((r["step"] for r in (*self.train, *self.validate)), default=0)
+
+
+def health(known: Known) -> list[Finding]:
+    """All findings, the worst first.
+
+    >>> [f.title for f in health(Known(train=[{"step": 9, "loss": 2.0, "bad_steps": 4}]))]
+    ['Steps without a finite loss', 'No validation']
+    """
+    found = [finding for rule in RULES for finding in rule(known)]
+    return sorted(found, key=lambda f: ("bad", "warn", "note").index(f.level))
+
+
+def _finite_steps(known: Known) -> Iterator[Finding]:
+    last = known.train[-1] if known.train else {}
+    bad, back = last.get("bad_steps") or 0, last.get("rollbacks") or 0
+    if bad:
+        share = bad / max(1, known.step)
+        yield Finding(
+            "bad" if share > 0.01 else "warn",
+            "Steps without a finite loss",
+            f"{bad} of {known.step:,} steps were skipped because the loss or its gradient was NaN or infinite.",
+            "Try a smaller optim.lr, a longer schedule.warmup, or dtype float32.",
+        )
+    if back:
+        yield Finding(
+            "warn",
+            "Rollbacks",
+            f"the run went back to an earlier checkpoint {back} time{'s' * (back > 1)}.",
+            "The learning rate was lowered each time: begin with a lower one.",
+        )
+    if any("val_loss" in r and r["val_loss"] is None for r in known.validate):
+        yield Finding("bad", "Validation is not finite", "the loss on held-out text was NaN or infinite at least once.")
+
+
+def _losses(known: Known) -> Iterator[Finding]:
+    smoothed = [(r["step"], r["smoothed_loss"]) for r in known.train if r.get("smoothed_loss") is not None]
+    if len(smoothed) < 2:
+        return
+    (first_step, first), (last_step, last) = smoothed[0], smoothed[-1]
+    low_step, low = min(smoothed, key=lambda pair: pair[1])
+    if last > low + DIVERGED:
+        yield Finding(
+            "bad",
+            "Divergence",
+            f"the smoothed loss is {last:.3f}, but was {low:.3f} at step {low_step:,}.",
+            "Go back to a checkpoint from before, with a smaller optim.lr.",
+        )
+    elif last_step - first_step >= MANY and last > first - UNLEARNED:
+        yield Finding(
+            "bad",
+            "Nothing learned",
+            f"the smoothed loss went from {first:.3f} to {last:.3f} in {last_step - first_step:,} steps.",
+            "Look at the learning rate and at the data.",
+        )
+
+
+def _validation(known: Known) -> Iterator[Finding]:
+    checked = [r for r in known.validate if r.get("val_loss") is not None]
+    if not checked:
+        if known.train:
+            yield Finding(
+                "note", "No validation", "there is no loss on held-out text yet, and so no look at the gates."
+            )
+        return
+    last, best = checked[-1], min(checked, key=lambda r: r["val_loss"])
+    if last["val_loss"] > best["val_loss"] + RISEN:
+        yield Finding(
+            "warn",
+            "Validation has risen",
+            f"its loss is {last['val_loss']:.3f}, but was {best['val_loss']:.3f} at step {best['step']:,}.",
+            "The best checkpoint is kept; more data, or fewer steps, would help.",
+        )
+    if (last.get("gap") or 0) > GAP:
+        yield Finding(
+            "warn",
+            "Learned by heart",
+            f"perplexity on held-out text is {last['gap']:.2f} times that in training.",
+            "More data, dropout or weight decay would help.",
+        )
+
+
+def _gates(known: Known) -> Iterator[Finding]:
+    last = _last_layers(known)
+    to_memory = known.gate_mode == "additive"  # convex: 1 is attention alone
+    for layer, numbers in last.items():
+        gate = numbers.get("gate")
+        if not gate:
+            continue
+        high, low = gate.get("near_1", 0.0), gate.get("near_0", 0.0)
+        closed, opened = (low, high) if to_memory else (high, low)
+        if closed > COLLAPSED:
+            yield Finding(
+                "bad",
+                f"Gate collapse in layer {layer}",
+                f"{closed:.0%} of its gates let less than a tenth of the memory in.",
+                "Try memory dropout, a gate_init nearer to the memory, or no polarisation.",
+            )
+        elif opened > COLLAPSED and not to_memory:
+            yield Finding(
+                "warn",
+                f"Gate collapse in layer {layer}",
+                f"{opened:.0%} of its gates let less than a tenth of the attention in.",
+                "Its attention is work for nothing: the block lmm has none.",
+            )
+        elif gate.get("std", 1.0) < UNMOVED and known.step >= 10 * MANY:
+            yield Finding(
+                "warn",
+                f"Gate unmoved in layer {layer}",
+                f"its gates are {gate['mean']:.2f} for every token (spread {gate['std']:.4f}).",
+            )
+
+
+def _memory_gates(known: Known) -> Iterator[Finding]:
+    for layer, numbers in _last_layers(known).items():
+        lr, retain = numbers.get("lr"), numbers.get("retain")
+        if lr and lr["mean"] < SILENT_LR:
+            yield Finding(
+                "warn",
+                f"Layer {layer} writes next to nothing",
+                f"its inner learning rate is {lr['mean']:.2%} of its range.",
+            )
+        if retain and 0 < retain["mean"] < 1:
+            half = math.log(0.5) / math.log(retain["mean"])
+            if half < SHORT_LIFE:
+                yield Finding(
+                    "warn",
+                    f"Layer {layer} forgets at once",
+                    f"it retains {retain['mean']:.3f} per token: half is gone after {half:.1f} tokens.",
+                )
+        before, after = numbers.get("surprise_before"), numbers.get("surprise_after")
+        if before is not None and after is not None and after >= before:
+            yield Finding(
+                "warn",
+                f"Writing does not help in layer {layer}",
+                f"the inner loss of a chunk is {before:.4g} before it is written and {after:.4g} after.",
+                "The inner learning rate may be too high for its chunk (memory max_lr).",
+            )
+
+
+def _worth(known: Known) -> Iterator[Finding]:
+    memory = next((r["memory"] for r in reversed(known.validate) if r.get("memory")), None)
+    share = (memory or {}).get("share")
+    if memory is None or share is None:
+        return
+    numbers = f"perplexity beyond the window is {memory['perplexity']:.2f} with it and {memory['perplexity_without']:.2f} without"
+    if share < -WORTHLESS:
+        yield Finding("bad", "The memory does harm", f"{numbers}.", "Train on, or on longer sequences than the window.")
+    elif share < WORTHLESS:
+        yield Finding(
+            "warn",
+            "The memory is worth next to nothing",
+            f"{numbers} ({share:.2%}).",
+            "Sequences must be longer than the attention window, and hold something to remember.",
+        )
+
+
+def _writing(known: Known) -> Iterator[Finding]:
+    perplexity = known.readings[-1]["perplexity"] if known.readings else {}
+    if "frozen" not in perplexity:
+        return
+    share = 1 - perplexity["as it is"] / perplexity["frozen"]
+    numbers = f"perplexity of the text is {perplexity['as it is']:.2f}, and {perplexity['frozen']:.2f} with memories frozen at their start"
+    if share < -WORTHLESS:
+        yield Finding("warn", "Writing at test time does harm", f"{numbers}.", "Train on, or on longer sequences.")
+    elif share < WORTHLESS:
+        yield Finding("note", "Writing at test time is worth next to nothing", f"{numbers} ({share:.2%}).")
+
+
+def _norms(known: Known) -> Iterator[Finding]:
+    for reading in known.readings:
+        for layer in reading["layers"]:
+            for spectrum in layer["maps"]:
+                start, end = spectrum["start"], spectrum["end"]
+                floor = max(start, 1.0)  # last maps start next to 0, and are meant to grow
+                if end is None or not math.isfinite(end):
+                    text = f"a fast map of layer {layer['index']} is not finite after the text, at step {reading['step']:,}."
+                    yield Finding("bad", "A memory has blown up", text, "Lower the memory's max_lr or its chunk_size.")
+                    return
+                if end > EXPLODED * floor:
+                    text = (
+                        f"in layer {layer['index']} at step {reading['step']:,} a fast map grows from norm {start:.3g} to {end:.3g}"
+                        " over the text."
+                    )
+                    yield Finding("warn", "A memory grows without bound", text, "Lower max_lr, or let it forget.")
+                    return
+
+
+def _speed(known: Known) -> Iterator[Finding]:
+    waits = [r["data_wait"] for r in known.train if r.get("data_wait") is not None]
+    if waits and statistics.median(waits) > HUNGRY:
+        yield Finding(
+            "warn",
+            "Waiting for data",
+            f"{statistics.median(waits):.0%} of the time goes into it.",
+            "Put the data on a faster disk, or give data more workers.",
+        )
+
+
+def _ended(known: Known) -> Iterator[Finding]:
+    for name, why in known.damaged.items():
+        yield Finding("bad", f"Checkpoint {name} is damaged", f"{why}.", "An earlier one is used in its place.")
+    if known.total_steps and known.train and known.step < known.total_steps:
+        yield Finding(
+            "note",
+            "Not finished",
+            f"the record ends at step {known.step:,} of {known.total_steps:,}.",
+            "Go on with mnemos train --resume.",
+        )
+
+
+def _last_layers(known: Known) -> dict[str, Record]:
+    return next((r["layers"] for r in reversed(known.validate) if r.get("layers")), {})
+
+
+RULES: tuple[Callable[[Known], Iterator[Finding]], ...] = (
+    _finite_steps,
+    _losses,
+    _validation,
+    _gates,
+    _memory_gates,
+    _worth,
+    _writing,
+    _norms,
+    _speed,
+    _ended,
+)

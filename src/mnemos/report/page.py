@@ -1,0 +1,85 @@
+"""One HTML file that needs nothing else: style, script and data inside, and a policy that forbids the network.
+
+What came from a text reaches the page as data alone, with every < escaped, and the scripts put it there as text, never as HTML.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import os
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ..eval.files import finite, write_text
+
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+)
+ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
+
+
+def render(title: str, kind: str, data: dict[str, Any]) -> str:
+    """The page of `kind` ("inspect" or "analyze") with its data.
+
+    >>> "</script><b>" in render("x", "inspect", {"panels": ["</script><b>"]})
+    False
+    """
+    packed = json.dumps(finite(data), separators=(",", ":")).translate(ESCAPES)
+    scripts = "\n".join(_asset(name) for name in ("common.js", "chart.js", f"{kind}.js"))
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<title>{html.escape(title)}</title>
+<style>
+{_asset("style.css")}
+</style>
+</head>
+<body>
+<noscript>This page draws itself with JavaScript, which is switched off.</noscript>
+<main id="page"></main>
+<script type="application/json" id="data">{packed}</script>
+<script>
+"use strict";
+{scripts}
+</script>
+</body>
+</html>
+"""
+
+
+def pack(x: Tensor) -> dict[str, Any]:
+    """Numbers as the script reads them: shape, and little-endian float32 in base64. NaN stays NaN."""
+    return {"shape": list(x.shape), "f32": _base64(x, "<f4")}
+
+
+def pack_indices(x: Tensor) -> dict[str, Any]:
+    """Whole numbers from -32,768 to 32,767."""
+    return {"shape": list(x.shape), "i16": _base64(x, "<i2")}
+
+
+def write_page(path: str | os.PathLike, page: str) -> Path:
+    """Write whole or not at all; the folder must be there."""
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise ValueError(f"out={str(path)!r} cannot be written: {path.parent} is not a folder")
+    if path.is_dir():
+        raise ValueError(f"out={str(path)!r} is a folder; give a file, such as {path / 'page.html'}")
+    write_text(path, page)
+    return path
+
+
+def _base64(x: Tensor, kind: str) -> str:
+    return base64.b64encode(np.ascontiguousarray(x.detach().cpu().numpy().astype(kind)).tobytes()).decode()
+
+
+def _asset(name: str) -> str:
+    return (resources.files("mnemos.report") / "assets" / name).read_text(encoding="utf-8").strip()

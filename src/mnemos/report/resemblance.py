@@ -1,0 +1,105 @@
+"""Which earlier tokens a read resembles: the coefficients of the dual form, over a whole text.
+
+A read of the first fast map is (docs/theory.md, section 4.1)
+
+    x_t W_t = beta_t (x_t W0) - sum_i C[t,i] (x_t . a_i) d_i          x_t = phi(q_t), a_i = phi(k_i)
+
+so w[t,i] = C[t,i] (phi(q_t) . phi(k_i)) is how much of token i's correction, -d_i, is in it. C follows from the gates alone:
+
+    n_t = momentum_t n_{t-1} + lr_t Gamma_t        C_t = retain_t C_{t-1} + n_t
+
+With a window, a token is written c times; C sums over its writes. With rule "muon" a commit adds lr NS(S), which is no sum over
+tokens: n has no lr, and at each commit C gains lr times n scaled to a sum of 1. That is what went in, not what came out.
+
+Shapes: T tokens, H heads, F lifted key dim, c window, L tokens of a block, k tokens kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..memory import MemorySpec
+
+BLOCK = 64
+
+
+@dataclass
+class Writes:
+    """What the coefficients follow from: lr, momentum, retain, gate (T, H); lag (T, H, c), the weight of the token j back, or None."""
+
+    lr: Tensor
+    momentum: Tensor
+    retain: Tensor
+    gate: Tensor
+    lag: Tensor | None
+
+
+@dataclass
+class Resemblance:
+    """For every token the k earlier ones with the largest |w|, best first. Row 0 is all heads, by their mean |w|; row 1 + h is head h.
+
+    token: (1+H, T, k), -1 where there is none; weight: the same, w (of all heads: the mean |w|); own: (1+H, T), w of the token's own write.
+    """
+
+    token: Tensor
+    weight: Tensor
+    own: Tensor
+
+
+def coefficients(writes: Writes, spec: MemorySpec) -> Iterator[Tensor]:
+    """C of every read, token by token: (H, T) each, 0 beyond what was written.
+
+    >>> gates = [torch.full((3, 1), x) for x in (1.0, 0.0, 0.5, 1.0)]
+    >>> spec = MemorySpec(key_dim=4, value_dim=4, structure="linear")
+    >>> torch.stack(list(coefficients(Writes(*gates, None), spec)))[:, 0].tolist()
+    [[1.0, 0.0, 0.0], [0.5, 1.0, 0.0], [0.25, 0.5, 1.0]]
+    """
+    T, H = writes.lr.shape
+    n, C = writes.lr.new_zeros(2, H, T)
+    muon = spec.rule == "muon"
+    for t in range(T):
+        first = max(0, t - spec.window + 1)
+        window = writes.gate[first : t + 1].mT  # H c
+        if writes.lag is not None:
+            window = window * writes.lag[t, :, : t + 1 - first].flip(-1)
+        before = C.clone() if spec.read == "before" else C
+        n = writes.momentum[t, :, None] * n
+        n[:, first : t + 1] += window if muon else writes.lr[t, :, None] * window
+        C = writes.retain[t, :, None] * C
+        if not muon:
+            C = C + n
+        elif (t + 1) % spec.commit == 0:
+            C = C + writes.lr[t, :, None] * n / n.sum(-1, keepdim=True).clamp(min=1e-30)
+        yield before if spec.read == "before" else C
+
+
+def resemblance(
+    q: Tensor, k: Tensor, writes: Writes, spec: MemorySpec, offset: Tensor | None, count: int
+) -> Resemblance:
+    """q, k: (T, H, F), lifted. offset: (H,), that of features "exp", whose kernel is exp(q·k + offset)."""
+    T, H = k.shape[:2]
+    keys, rows = k.transpose(0, 1), coefficients(writes, spec)  # H T F
+    token = torch.full((1 + H, T, count), -1)
+    weight, own = k.new_zeros(1 + H, T, count), k.new_zeros(1 + H, T)
+    for start in range(0, T, BLOCK):
+        stop = min(T, start + BLOCK)
+        C = torch.stack([next(rows) for _ in range(start, stop)], 1)  # H L T
+        scores = q[start:stop].transpose(0, 1) @ keys.mT
+        if spec.grows:
+            scores = (scores if offset is None else scores + offset[:, None, None]).exp()
+        w = C * scores
+        w = torch.cat([w.abs().mean(0, keepdim=True), w])  # 1+H L T
+        here = torch.arange(start, stop)
+        own[:, start:stop] = w[:, torch.arange(stop - start), here]
+        earlier = torch.arange(T) < here[:, None]
+        w = w.masked_fill(~earlier, 0.0)
+        best = w.abs().topk(min(count, T), -1).indices
+        chosen = w.gather(-1, best)
+        kept = slice(0, best.shape[-1])
+        token[:, start:stop, kept] = best.masked_fill(chosen == 0, -1)
+        weight[:, start:stop, kept] = chosen
+    return Resemblance(token, weight, own)

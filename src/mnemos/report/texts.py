@@ -1,0 +1,46 @@
+"""A text as tokens that can be shown: what each token adds to what the tokens before it spell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+WHOLE = 4  # tokens a character may be spread over: the bytes of UTF-8
+SPAN = 24  # tokens decoded together: enough for what a decoder does at the joint of two
+
+
+def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """What each token adds to the text. A token in the middle of a character, or one that has no text, is shown as its id.
+
+    >>> from mnemos.data import open_tokenizer
+    >>> token_texts(open_tokenizer("bytes"), list("hé".encode()))
+    ['h', '⟨195⟩', 'é']
+    """
+    texts: list[str] = []
+    start, shown, waiting = 0, "", 0
+    for i, token in enumerate(ids):
+        text = tokenizer.decode(ids[start : i + 1])
+        if text.endswith("\ufffd") and waiting < WHOLE - 1:
+            texts.append(f"⟨{token}⟩")
+            waiting += 1
+            continue
+        new = text[len(shown) :] if text.startswith(shown) else tokenizer.decode([token])
+        texts.append(new or f"⟨{token}⟩")
+        waiting = 0
+        if i - start < SPAN:
+            shown = text
+        else:
+            start, shown = i, tokenizer.decode([token])
+    return texts
+
+
+def read_text(path: str | Path, tokens: int) -> tuple[str, bool]:
+    """The beginning of a file, more than `tokens` tokens of it, and whether that is less than all."""
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"text={str(path)!r} is not a file; give a file with text in UTF-8")
+    room = 2**16 + 64 * tokens
+    with open(path, "rb") as file:
+        raw = file.read(room + 1)
+    return raw[:room].decode("utf-8", errors="replace"), len(raw) > room

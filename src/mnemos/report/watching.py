@@ -1,0 +1,205 @@
+"""One pass of a model over a text, seen from inside: what each layer's memory and gate did at every token.
+
+Shapes: T tokens of the text, P persistent tokens before them, H heads, N moments, D hidden size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..memory import MemoryState, NeuralMemory
+from ..memory.scan import lag_weights
+from ..memory.trace import Trace
+from ..models import MnemosForCausalLM
+from ..models.blocks import LayerMixer
+from ..models.gate import Gate
+from .resemblance import Resemblance, Writes, resemblance
+from .spectrum import Spectrum, look, over_time
+
+MOMENTS = 64  # at most so many looks at the weights
+SINGULAR_VALUES = 8
+RESEMBLED = 5
+GATES = ("surprise", "lr", "retain", "momentum", "gate")
+
+
+@dataclass
+class Layer:
+    """What one layer did. values: name -> (T, heads), of the names in `GATES` and "route", "share", as far as the layer has them.
+
+    route: how far the gate lets the memory in (convex: 1 - g, additive: g). share: norm of what the memory adds to the block, as a
+    share of the norms of both parts. moments: (N,) tokens of the text read at each look at the weights; the first is the learned start.
+    reads: tokens -1..-P are the persistent ones, -P-1 is none. commit: every how many tokens rule "muon" writes; else 0.
+    """
+
+    index: int
+    kind: str
+    rule: str = ""
+    values: dict[str, Tensor] = field(default_factory=dict)
+    moments: list[int] = field(default_factory=list)
+    spectra: list[Spectrum] = field(default_factory=list)
+    reads: Resemblance | None = None
+    commit: int = 0
+
+
+class _Watch:
+    """Collects what the memory of one layer is called with; a `mac` calls it once per segment.
+
+    Weights are looked at every `stride` tokens and at the end, and not kept: of a large model they would not fit.
+    """
+
+    def __init__(self, memory: NeuralMemory, stride: int):
+        self.memory, self.stride, self.busy = memory, stride, False
+        self.traces: list[Trace] = []
+        self.queries, self.keys, self.lags = [], [], []
+        self.start: list[Tensor] = []
+        self.positions: list[int] = []
+        self.looks: list[list[dict[str, Tensor]]] = []
+        self.last: tuple[MemoryState, Tensor] | None = None  # where a call ended between two looks
+
+    def hook(self, module: nn.Module, args: tuple, output: Any) -> None:
+        if self.busy:  # our own call of it
+            return
+        self.busy = True
+        try:
+            self._follow(args[0], args[1] if len(args) > 1 else None)
+        finally:
+            self.busy = False
+
+    def _follow(self, x: Tensor, state: MemoryState | None) -> None:
+        memory = self.memory
+        state = memory.initial_state(x.shape[0]) if state is None else state
+        if not self.looks:
+            self.start = [w[0].cpu() for w in state.weights]
+            self._look(state, torch.zeros(memory.heads, 1))
+        q, k, _, _ = memory._project(x, state, None, None)
+        lag = lag_weights(memory._gates(x, state, None, None), memory.spec, torch.float32)
+        self.queries.append(q[0])
+        self.keys.append(k[0])
+        self.lags.append(None if lag is None else lag[0].cpu())
+        begin = here = int(state.position[0])
+        end = here + x.shape[1]
+        for stop in [*range((here // self.stride + 1) * self.stride, end, self.stride), end]:
+            _, state, trace = memory(x[:, here - begin : stop - begin], state, trace=True)
+            self.traces.append(trace)
+            norms, here = trace.weight_norms[0, -1].cpu(), stop
+            if stop % self.stride == 0:
+                self._look(state, norms)
+                self.last = None
+            else:
+                self.last = state, norms
+
+    def _look(self, state: MemoryState, norms: Tensor) -> None:
+        """norms: (H, maps), of a list of pairs too, which has nothing else."""
+        maps = [look(w[0].cpu(), start, SINGULAR_VALUES) for w, start in zip(state.weights, self.start)]
+        listed = [{"norm": norms[:, 0]}] if self.memory.spec.grows else []
+        self.positions.append(int(state.position[0]))
+        self.looks.append(listed + maps)
+
+    def fill(self, layer: Layer, persistent: int) -> None:
+        """Put what was seen into `layer`, without the persistent tokens."""
+        spec, features = self.memory.spec, self.memory.features
+        layer.rule, layer.commit = spec.rule, spec.commit if spec.rule == "muon" else 0
+        whole = {name: torch.cat([getattr(t, name)[0] for t in self.traces]).float().cpu() for name in GATES}
+        layer.values |= {name: x[persistent:] for name, x in whole.items()}
+        lag = None if self.lags[0] is None else torch.cat(self.lags)
+        writes = Writes(whole["lr"], whole["momentum"], whole["retain"], whole["gate"], lag)
+        q, k = (torch.cat(x) for x in (self.queries, self.keys))
+        q, k = (x if features is None else features(x) for x in (q, k))
+        offset = getattr(features, "offset", None)
+        offset = None if offset is None else offset.float().cpu()
+        found = resemblance(q.float().cpu(), k.float().cpu(), writes, spec, offset, RESEMBLED)
+        token = torch.where(found.token >= 0, found.token - persistent, -persistent - 1)  # -1..-P: persistent tokens
+        layer.reads = Resemblance(token[:, persistent:], found.weight[:, persistent:], found.own[:, persistent:])
+        if self.last is not None:
+            self._look(*self.last)
+        kept = [i for i, at in enumerate(self.positions) if i == 0 or at > persistent]
+        layer.moments = [max(0, self.positions[i] - persistent) for i in kept]
+        shapes = [None] * spec.grows + list(spec.shapes)
+        for number, (name, shape) in enumerate(zip(_map_names(len(shapes)), shapes)):
+            name = name if shape is not None else f"{name} (a list of pairs)"
+            layer.spectra.append(over_time(name, shape, [self.looks[i][number] for i in kept]))
+
+
+def _map_names(maps: int) -> list[str]:
+    return ["the map"] if maps == 1 else [f"map {i + 1} of {maps}" for i in range(maps)]
+
+
+@torch.no_grad()
+def watch(model: MnemosForCausalLM, ids: Tensor) -> tuple[Tensor, list[Layer]]:
+    """ids: (1, T). The logits (T, V), and what every layer did."""
+    P, T = model.config.num_persistent_tokens, ids.shape[1]
+    layers = [Layer(i, kind) for i, kind in enumerate(model.config.blocks)]
+    watches: dict[int, _Watch] = {}
+    with contextlib.ExitStack() as stack:
+        for layer, block in zip(layers, model.model.layers):
+            mixer = block.mixer
+            memory, gate = getattr(mixer, "memory", None), getattr(mixer, "gate", None)
+            if isinstance(mixer, LayerMixer):  # before the memory's own hook, which calls the memory again
+                stack.enter_context(_sharing(layer, mixer, P))
+            if isinstance(gate, Gate):
+                stack.enter_context(_hooked(gate, _routing(layer, P)))
+            if isinstance(memory, NeuralMemory):
+                chunk = memory.spec.chunk_size
+                seen = watches[layer.index] = _Watch(memory, chunk * -(-(T + P) // (chunk * MOMENTS)))
+                stack.enter_context(_hooked(memory, seen.hook))
+        logits = model(ids, use_cache=False).logits[0].float()
+    for index, seen in watches.items():
+        seen.fill(layers[index], P)
+    return logits, layers
+
+
+@contextlib.contextmanager
+def _hooked(module: nn.Module, hook) -> Generator[None]:
+    handle = module.register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _routing(layer: Layer, persistent: int):
+    def hook(gate: Gate, args: tuple, output: Tensor) -> None:
+        y, m, x = (part[0, persistent:].float() for part in args)
+        if gate.linear is None:  # "product" and "sigmoid" have no number that says how much
+            return
+        g = gate.linear(args[2])[0, persistent:].float().sigmoid()  # T heads
+        wide = g.repeat_interleave(x.shape[-1] // gate.heads, -1)
+        layer.values["route"] = (1 - g if gate.mode == "convex" else g).cpu()
+        if gate.mode == "convex":
+            layer.values["share"] = _share((1 - wide) * m, wide * y)
+        else:
+            layer.values["share"] = _share(wide * m, y)
+
+    return hook
+
+
+@contextlib.contextmanager
+def _sharing(layer: Layer, mixer: LayerMixer, persistent: int) -> Generator[None]:
+    """`mal` adds both to the stream: their norms say who speaks."""
+    parts: dict[str, Tensor] = {}
+
+    def keep(name: str):
+        def hook(module: nn.Module, args: tuple, output: Any) -> None:
+            parts.setdefault(name, output[0][0, persistent:].float())
+
+        return hook
+
+    with _hooked(mixer.memory, keep("memory")), _hooked(mixer.attention, keep("attention")):
+
+        def done(module: nn.Module, args: tuple, output: Any) -> None:
+            layer.values["share"] = _share(parts["memory"], parts["attention"])
+
+        with _hooked(mixer, done):
+            yield
+
+
+def _share(memory: Tensor, attention: Tensor) -> Tensor:
+    """(T, D) each -> (T, 1): the memory's share of both norms."""
+    m, a = memory.norm(dim=-1, keepdim=True), attention.norm(dim=-1, keepdim=True)
+    return (m / (m + a).clamp(min=1e-30)).cpu()

@@ -1,0 +1,122 @@
+"""The pages in headless Chromium: nothing overflows, nothing is cut off, everything answers to the keyboard."""
+
+from __future__ import annotations
+
+import pytest
+from browser import CHROMIUM, ask
+from reporting import TEXT, small_model
+
+from mnemos.report import analyze, analyze_page, inspect, inspect_page
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+LONG = TEXT + "Donaudampfschifffahrtsgesellschaft" * 20 + "\n\n" + "x" * 300 + " \u202e 漢字かな 🙂 " + TEXT
+
+
+@pytest.fixture(scope="module")
+def pages(run, other_run, tokenizer):
+    one = inspect(small_model("titans-mag"), tokenizer, LONG, 900, name="a-run-with-a-long-name" * 4)
+    two = inspect(small_model("atlas-mag"), tokenizer, LONG, 900, name="second")
+    none = inspect(small_model("swa"), tokenizer, LONG, 100, name="no memory")
+    first = analyze(run, TEXT, tokens=64, generate=40)
+    first.samples.append({"step": 1, "text": "x" * 400})
+    return {
+        "one": inspect_page([one]),
+        "two": inspect_page([one, two]),
+        "none": inspect_page([none]),
+        "run": analyze_page([first]),
+        "runs": analyze_page([first, analyze(other_run, TEXT, tokens=64, generate=0)]),
+    }
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+@pytest.mark.parametrize("name", ["one", "two", "none", "run", "runs"])
+def test_nothing_overflows_or_is_cut_off(pages, name, width, tmp_path):
+    answer = ask(tmp_path, pages[name], width)
+    assert answer["width"] == width and answer["problems"] == []
+
+
+def test_something_that_overflows_would_be_seen(pages, tmp_path):
+    broken = pages["run"].replace("<body>", '<body><div style="width:2000px">wide</div>', 1)
+    assert any("2000" in problem for problem in ask(tmp_path, broken, 1400)["problems"])
+
+
+def test_every_number_every_layer_and_every_head_can_be_chosen(pages, tmp_path):
+    script = """
+    answer.seen = {};
+    const count = doc.querySelectorAll(".chips input").length;
+    for (let i = 0; i < count; i++) {
+      const input = [...doc.querySelectorAll(".controls .chips input")][i];
+      if (!input) break;
+      input.click();
+      answer.seen[input.value] = [...doc.querySelectorAll(".tokens span")].filter((s) => Number(s.style.getPropertyValue("--u")) > 0.5).length;
+    }
+    for (const [label, value] of [["Layer", "1"], ["Head", "2"], ["Scale", "all"]]) {
+      const box = [...doc.querySelectorAll(".controls label")].find((l) => l.textContent.startsWith(label)).querySelector("select");
+      box.value = value;
+      box.dispatchEvent(new win.Event("change"));
+    }
+    answer.where = doc.querySelector(".detail .soft").textContent;
+    doc.querySelector(".check input")?.click();
+    answer.difference = [...doc.querySelectorAll(".legend")].map((l) => l.textContent);
+    """
+    answer = ask(tmp_path, pages["two"], 1400, script)
+    assert {"surprise", "lr", "retain", "momentum", "gate", "route", "share", "loss", "writing", "memory"} == set(
+        answer["seen"]
+    )
+    for name in ("surprise", "loss", "share", "writing"):
+        assert answer["seen"][name] > 10, name
+    assert answer["where"] == "layer 1, head 1" and answer["later"] == []
+    assert "−" in answer["difference"][1]
+
+
+def test_tokens_are_walked_with_arrow_keys_and_say_what_they_resemble(pages, tmp_path):
+    script = """
+    const box = doc.querySelector(".tokens"), press = (key) => box.dispatchEvent(new win.KeyboardEvent("keydown", { key, bubbles: true }));
+    box.focus();
+    press("Home");
+    answer.first = doc.querySelector(".detail h3").textContent;
+    press("End"); press("ArrowLeft");
+    answer.last = doc.querySelector(".detail h3").textContent;
+    answer.reads = doc.querySelectorAll(".detail ol li").length;
+    answer.marked = doc.querySelectorAll(".tokens .like").length;
+    answer.here = doc.querySelectorAll(".tokens .here").length;
+    const span = doc.querySelectorAll(".tokens span")[7];
+    span.dispatchEvent(new win.PointerEvent("pointerover", { bubbles: true, clientX: 20, clientY: 20 }));
+    answer.tip = doc.querySelector(".tip").textContent;
+    const radios = doc.querySelectorAll(".controls input[type=radio]");
+    radios[3].focus(); radios[3].click();
+    answer.focus = doc.activeElement.value + "|" + doc.activeElement.checked;
+    """
+    answer = ask(tmp_path, pages["one"], 1400, script)
+    assert answer["first"] == "Token 0: “s”" and answer["last"].startswith("Token 898")
+    assert answer["reads"] == 5 and 1 <= answer["marked"] <= 5 and answer["here"] == 1
+    assert "token 7" in answer["tip"] and "Surprise:" in answer["tip"]
+    assert answer["focus"] == "momentum|true"
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_stands_out_from_the_strongest_colours(pages, dark, tmp_path):
+    script = """
+    answer.dark = win.matchMedia("(prefers-color-scheme: dark)").matches;
+    const spans = [...doc.querySelectorAll(".tokens span:not(.mark)")].slice(0, 2);
+    spans.forEach((s) => s.style.setProperty("--u", 1));
+    spans[1].classList.add("cold");
+    answer.contrast = [...spans, ...doc.querySelectorAll(".soft, .tile span, legend, h2, .detail dt, .keys span")].map((e) => contrast(win, e));
+    """
+    answer = ask(tmp_path, pages["one"], 1400, script, dark)
+    assert answer["dark"] is dark and min(answer["contrast"]) >= 4.5
+
+
+def test_charts_answer_to_the_keyboard(pages, tmp_path):
+    script = """
+    const figure = doc.querySelector("svg[role=img]");
+    figure.focus();
+    figure.dispatchEvent(new win.KeyboardEvent("keydown", { key: "End", bubbles: true }));
+    answer.tip = doc.querySelector(".tip").textContent;
+    answer.label = figure.getAttribute("aria-label");
+    answer.charts = doc.querySelectorAll("svg[role=img]").length;
+    answer.findings = doc.querySelectorAll(".finding").length;
+    """
+    answer = ask(tmp_path, pages["run"], 1400, script)
+    assert answer["tip"].startswith("step 12") and "training" in answer["tip"] and "Loss" in answer["label"]
+    assert answer["charts"] >= 12 and answer["findings"] >= 1
