@@ -11,7 +11,9 @@ from typing import Any
 
 import tyro
 
+from .ablate import ablate
 from .data import data
+from .demo import demo
 from .eval import evaluate
 from .export import export
 from .generate import generate
@@ -21,7 +23,9 @@ from .tokenizer import tokenizer
 from .train import run_train, train
 
 COMMANDS: dict[str, Callable[..., Any]] = {
+    "ablate": ablate,
     "data": data,
+    "demo": demo,
     "eval": evaluate,
     "export": export,
     "generate": generate,

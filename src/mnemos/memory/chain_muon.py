@@ -24,7 +24,9 @@ from .tiles import Piece
 from .workspace import Workspace, without_autocast
 
 TOKENS_PER_STATE = 64  # states are saved at least this many tokens apart,
-LARGE_STATE = 1 << 20  # and twice as many where a head's weights have so many numbers: there memory is the scarcer thing
+LARGE_STATE = (
+    1 << 20
+)  # and twice as many where a head's weights have so many numbers: there memory is the scarcer thing
 
 
 class MuonPlan(NamedTuple):

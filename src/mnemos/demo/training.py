@@ -1,0 +1,122 @@
+"""Training by the clock: until the facts come back, or until the time is over; then the learning rate falls, and that is all.
+
+Shapes: B rows, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..models import MnemosForCausalLM
+from ..train.config import OptimConfig
+from ..train.optimisers import Optimisers
+from .facts import Lesson, lesson
+
+WARMUP = 20  # steps
+WINDOW = 20  # steps over which recall is averaged
+FINISH = 0.2  # share of all steps in which the learning rate falls
+
+
+@dataclass(frozen=True)
+class Course:
+    """What every batch holds, and when it is enough. gap: tokens between facts and questions, from .. to."""
+
+    rows: int = 16
+    pairs: int = 8
+    gap: tuple[int, int] = (64, 160)
+    lr: float = 4e-3
+    goal: float = 0.99
+    seed: int = 0
+
+
+@dataclass
+class Curve:
+    """A training as it went: recall of the answers and loss of the text at every step."""
+
+    recall: list[float] = field(default_factory=list)
+    text_loss: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    reached: bool = False
+
+    @property
+    def steps(self) -> int:
+        return len(self.recall)
+
+    def recent(self) -> float:
+        """Recall over the last steps."""
+        last = self.recall[-WINDOW:]
+        return sum(last) / max(1, len(last))
+
+
+Progress = Callable[[float, Curve], object]
+
+
+def train(
+    model: MnemosForCausalLM,
+    text: np.ndarray,
+    course: Course,
+    seconds: float,
+    steps: int | None = None,
+    progress: Progress | None = None,
+) -> Curve:
+    """Train for `seconds` at most. Without `steps`, the learning rate begins to fall when recall reaches the goal or
+    when only the time for falling is left; with `steps` it falls at the end of so many. `progress` gets the share that is done.
+    """
+    model.train()
+    rng, curve = np.random.default_rng(course.seed), Curve()
+    optimisers = Optimisers(model, OptimConfig(lr=course.lr, weight_decay=0.01))
+    begin = time.perf_counter()
+    falling = None if steps is None else round(steps * (1 - FINISH))
+    while (steps is None or curve.steps < steps) and curve.seconds < seconds:
+        optimisers.set_factor(_factor(curve.steps, falling, steps))
+        recall, loss = _step(model, optimisers, lesson(text, course.rows, course.pairs, _gap(course, rng), rng))
+        curve.recall.append(recall)
+        curve.text_loss.append(loss)
+        curve.seconds = time.perf_counter() - begin
+        if steps is None:
+            curve.reached = curve.steps >= WINDOW and curve.recent() >= course.goal
+            if curve.reached or curve.seconds > seconds * (1 - FINISH):
+                falling, steps = curve.steps, math.ceil(curve.steps / (1 - FINISH))
+        if progress is not None:
+            progress(max(curve.seconds / seconds, curve.steps / steps if steps else 0.0), curve)
+    model.eval()
+    return curve
+
+
+def _gap(course: Course, rng: np.random.Generator) -> int:
+    return int(rng.integers(course.gap[0], course.gap[1] + 1))
+
+
+def _factor(step: int, falling: int | None, steps: int | None) -> float:
+    """The learning rate as a share of its peak: up, flat, then down to a twentieth."""
+    warm = min(1.0, (step + 1) / WARMUP)
+    if falling is None or steps is None or step < falling:
+        return warm
+    return warm * (0.05 + 0.95 * (1 - (step - falling) / max(1, steps - falling)))
+
+
+def _step(model: MnemosForCausalLM, optimisers: Optimisers, batch: Lesson) -> tuple[float, float]:
+    """One step on the mean loss of the answers plus the mean loss of the text: recall of the answers, loss of the text."""
+    logits = model(batch.ids, use_cache=False).logits[:, :-1]  # B T-1 V
+    answers, recall = _of(logits, batch.ids, batch.of_answer)
+    text, _ = _of(logits, batch.ids, batch.of_text)
+    optimisers.zero_grad()
+    (answers + text).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimisers.step()
+    return recall.item(), text.item()
+
+
+def _of(logits: Tensor, ids: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """Loss and accuracy at the chosen tokens, each predicted by the one before it."""
+    kept = chosen[:, 1:]
+    predicted, right = logits[kept], ids[:, 1:][kept]
+    return F.cross_entropy(predicted, right), (predicted.argmax(-1) == right).float().mean()
