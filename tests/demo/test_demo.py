@@ -13,17 +13,17 @@ import torch
 from rich.console import Console
 
 from mnemos.cli import main
-from mnemos.demo import Plan, run
+from mnemos.demo import Plan, run, training
 from mnemos.demo.charts import Line, Mark, chart
 from mnemos.demo.facts import PEOPLE, THINGS, VOCABULARY, facts, lesson, told, word
 from mnemos.demo.measure import bits_per_byte, recall_by_distance, save_and_load
-from mnemos.demo.training import Course, train
+from mnemos.demo.training import Course, Curve, train
 from mnemos.models import MnemosForCausalLM, presets
 
 TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog. " * 200, np.uint8)
 SMALL = Plan(
     seconds=3,
-    course=Course(rows=2, pairs=4, gap=(8, 16)),
+    course=Course(rows=2, pairs=4, gap=(8, 16), longest=24),
     width=16,
     heads=1,
     window=4,
@@ -128,18 +128,38 @@ def test_both_models_have_one_size_and_only_one_has_a_memory():
     assert Plan().memory_config().attention_window == Plan().window_config().attention_window
 
 
-def test_training_stops_at_its_steps_or_its_time_and_learns_text():
+def test_training_stops_at_its_time_and_learns_text():
     course = Course(rows=2, pairs=2, gap=(16, 24), lr=1e-2)
-    curve = train(small_model(), TEXT, course, seconds=60, steps=30)
-    assert curve.steps == 30 and curve.text_loss[-1] < curve.text_loss[0] - 0.5
-    short = train(small_model(), TEXT, course, seconds=0.5)
-    assert short.steps >= 1 and short.seconds < 5 and not short.reached
+    curve = train(small_model(), TEXT, course, seconds=3)
+    assert curve.text_loss[-1] < curve.text_loss[0] - 0.5 and not curve.reached and curve.grew_at is None
+    assert 2 < curve.seconds < 10
 
 
-def test_training_ends_soon_after_its_goal():
-    course = Course(rows=2, pairs=2, gap=(8, 8), goal=-1.0)  # reached as soon as there is an average
+def test_the_gap_grows_when_recall_is_ready_and_training_ends_soon_after_its_goal():
+    course = Course(
+        rows=2, pairs=2, gap=(2, 4), longest=10, ready=-1.0, goal=-1.0
+    )  # both as soon as there is an average
     curve = train(small_model(), TEXT, course, seconds=60)
-    assert curve.reached and curve.steps == 25  # 20 steps, then a fifth of all to come down
+    assert curve.grew_at == 20 and curve.reached
+    assert curve.steps == 33  # 20 until it grows, 6 until the longest, then a fifth of all to come down
+    assert Curve([0.0] * 23, grew_at=20).longest(course) == 7
+
+
+def test_the_other_model_gets_the_same_batches(monkeypatch):
+    seen = []
+
+    def recorded(*args):
+        made = lesson(*args)
+        seen.append(made.ids)
+        return made
+
+    monkeypatch.setattr(training, "lesson", recorded)
+    course = Course(rows=2, pairs=3, gap=(2, 4), longest=10, ready=-1.0, goal=-1.0)
+    first = train(small_model(), TEXT, course, seconds=60)
+    mine, seen[:] = list(seen), []
+    second = train(small_model(hidden_size=8), TEXT, course, 60, first)
+    assert second.steps == first.steps == len(mine) and second.grew_at == first.grew_at
+    assert all(torch.equal(a, b) for a, b in zip(mine, seen))
 
 
 class Tags(HTMLParser):

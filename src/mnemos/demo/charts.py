@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 420, 270
-LEFT, RIGHT, TOP, BOTTOM = 52, 12, 14, 42
+LEFT, RIGHT, TOP, BOTTOM = 52, 20, 14, 42
 COLORS = ("#d9480f", "#1c7ed6", "#868e96")
 
 
