@@ -207,7 +207,7 @@ def test_a_small_run_measures_prints_and_writes_a_page_that_stands_alone(tmp_pat
 
 
 def test_a_chart_puts_points_where_they_belong():
-    drawn = chart([Line("a", [1, 10, 100], [0, 0.5, 1])], "x", "y", (0, 1), log_x=True, marks=[Mark("here", x=10)])
+    drawn = chart([Line("a", [1, 10, 100], [0, 0.5, 1])], "x", "y", (0, 1), log="x", marks=[Mark("here", x=10)])
     dots = [(float(x), float(y)) for x, y in re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', drawn)]
     assert dots[1][0] == pytest.approx((dots[0][0] + dots[2][0]) / 2, abs=0.1)
     assert dots[1][1] == pytest.approx((dots[0][1] + dots[2][1]) / 2, abs=0.1)

@@ -36,26 +36,26 @@ def chart(
     x_label: str,
     y_label: str,
     y_range: tuple[float, float],
-    log_x: bool = False,
+    log: str = "",
     percent: bool = False,
     marks: Sequence[Mark] = (),
 ) -> str:
-    """One chart, `<svg>…</svg>`; colours follow the order of the lines.
+    """One chart, `<svg>…</svg>`; colours follow the order of the lines. log: "x", "y" or "xy", the axes that are logarithmic.
 
     >>> chart([Line("a", [1, 2], [0, 1])], "x", "y", (0, 1)).startswith("<svg")
     True
     """
     xs = [x for line in lines for x in line.x]
     low, high = min(xs), max(xs)
-    place_x = _axis(low, high, LEFT, WIDTH - RIGHT, log_x)
-    place_y = _axis(*y_range, HEIGHT - BOTTOM, TOP, False)
+    place_x = _axis(low, high, LEFT, WIDTH - RIGHT, "x" in log)
+    place_y = _axis(*y_range, HEIGHT - BOTTOM, TOP, "y" in log)
     title = f"{y_label} by {x_label}: {', '.join(line.name for line in lines)}"
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(title)}">']
-    for tick in _ticks(*y_range):
+    for tick in _log_ticks(*y_range) if "y" in log else _ticks(*y_range):
         y, text = place_y(tick), f"{tick:.0%}" if percent else _short(tick)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
-    for tick in _log_ticks(low, high) if log_x else _ticks(low, high):
+    for tick in _log_ticks(low, high) if "x" in log else _ticks(low, high):
         parts.append(
             f'<text x="{place_x(tick):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{_short(tick)}</text>'
         )

@@ -87,7 +87,7 @@ def _distance(report: Report) -> str:
         Line(name, [a.distance for a in found], [a.recall for a in found]) for name, found in report.recall.items()
     ]
     marks = [Mark("guessing", y=CHANCE), Mark("the windows' reach", x=report.plan.reach)]
-    drawn = chart(lines, "tokens since the facts", "recall", (0, 1), log_x=True, percent=True, marks=marks)
+    drawn = chart(lines, "tokens since the facts", "recall", (0, 1), log="x", percent=True, marks=marks)
     questions = report.plan.rows * report.plan.course.pairs
     words = f"<p>{questions} questions at each distance, on text that was held out. Windows of {report.plan.window} tokens in {report.plan.layers} layers see {report.plan.reach} tokens back.</p>"
     return _section("Recall by distance", drawn, words)
@@ -109,12 +109,10 @@ def _examples(report: Report) -> str:
 
 def _state(report: Report) -> str:
     found = report.far
-    lines = [
-        Line(name, [a.distance for a in list_], [a.state_bytes / 1e6 for a in list_]) for name, list_ in found.items()
-    ]
-    lines.append(Line("full attention", list(report.attention), [b / 1e6 for b in report.attention.values()]))
-    top = max(y for line in lines for y in line.y) * 1.1
-    drawn = chart(lines, "tokens read", "megabytes of state", (0, top), log_x=True)
+    lines = [Line(name, [a.distance for a in list_], [a.state_bytes for a in list_]) for name, list_ in found.items()]
+    lines.append(Line("full attention", list(report.attention), list(report.attention.values())))
+    sizes = [y for line in lines for y in line.y]
+    drawn = chart(lines, "tokens read", "bytes of state", (min(sizes) / 2, max(sizes) * 2), log="xy")
     rows = [
         [
             f"{a.distance:,}",
