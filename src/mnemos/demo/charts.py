@@ -102,9 +102,13 @@ def _ticks(low: float, high: float, wanted: int = 5) -> list[float]:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten, or of four where there are fewer than three of them."""
-    for base in (10, 4, 2):
-        found = [float(base**i) for i in range(40) if low <= base**i <= high]
+    """Powers of ten, or 1, 2 and 5 times them where there are fewer than three.
+
+    >>> _log_ticks(4, 4096), _log_ticks(30, 600)
+    ([10.0, 100.0, 1000.0], [50.0, 100.0, 200.0, 500.0])
+    """
+    for factors in ((1,), (1, 2, 5)):
+        found = [f * 10.0**i for i in range(-9, 16) for f in factors if low <= f * 10.0**i <= high]
         if len(found) >= 3:
             return found
     return [low, high]
@@ -128,5 +132,5 @@ def _short(value: float) -> str:
     """
     for size, letter in ((1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
-            return f"{value / size:g}{letter}"
-    return f"{value:g}"
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.3g}"
