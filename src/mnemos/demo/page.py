@@ -72,12 +72,12 @@ def _learning(report: Report) -> str:
         every = max(1, curve.steps // 60)
         steps = range(every, curve.steps + 1, every)
         lines.append(Line(name, list(steps), [_mean(curve.recall[s - every : s]) for s in steps], dots=False))
-    plan, memory = report.plan, report.curves["memory"]
+    plan, memory, other = report.plan, report.curves["memory"], report.curves["window only"]
     grew = "the text never grew" if memory.grew_at is None else f"the text grew from step {memory.grew_at} on"
     drawn = chart(lines, "training steps", "recall", (0, 1), percent=True, marks=[Mark("guessing", y=CHANCE)])
     words = (
         f"<p>Up to {plan.course.pairs} facts, {plan.course.gap[0]} to {plan.course.longest} bytes of text, then questions; {grew}. The same batches for both: "
-        f"{memory.steps} steps, {memory.seconds:.0f} s with the memory, {report.curves['window only'].seconds:.0f} s without.</p>"
+        f"{memory.steps} steps in {memory.seconds:.0f} s with the memory, {other.steps} in {other.seconds:.0f} s without.</p>"
     )
     return _section("Learning to keep facts", drawn, words)
 

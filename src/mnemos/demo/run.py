@@ -26,6 +26,7 @@ from .training import Course, Curve, train
 
 MEMORY, WINDOW = "memory", "window only"
 NAMES = (MEMORY, WINDOW)
+MEMORY_SHARE = 0.65  # of the training time, at most
 
 
 @dataclass(frozen=True)
@@ -208,17 +209,18 @@ def _text(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _train_both(models: dict, text: np.ndarray, plan: Plan, console: Console) -> dict[str, Curve]:
-    """The memory first, until it knows; then the other for as many steps on the same batches. It is faster, so that 0.3 of the time is enough for it."""
+    """The memory first, until it knows; then the other for as many steps on the same batches, in the time that is left: it is faster."""
     curves: dict[str, Curve] = {}
     with _bars(console) as bar:
-        for name, share in ((MEMORY, 0.7), (WINDOW, 0.3)):
+        for name in NAMES:
+            seconds = plan.seconds - curves[MEMORY].seconds if curves else MEMORY_SHARE * plan.seconds
             line = bar.add_task(f"training: {name}", total=1.0, done="")
 
             def progress(done: float, curve: Curve, line=line) -> None:
                 shown = f"step {curve.steps}, gap up to {curve.longest(plan.course)}, recall {curve.recent():.0%}"
                 bar.update(line, completed=min(1.0, done), done=shown)
 
-            curves[name] = train(models[name], text, plan.course, plan.seconds * share, curves.get(MEMORY), progress)
+            curves[name] = train(models[name], text, plan.course, seconds, curves.get(MEMORY), progress)
     for name, curve in curves.items():
         console.print(
             f"{name}: {curve.steps} steps in {curve.seconds:.0f} s, recall of the last steps {curve.recent():.1%} (guessing: {CHANCE:.1%})",
