@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -217,3 +220,15 @@ def test_a_chart_puts_points_where_they_belong():
 def test_the_command_refuses_no_time(capsys):
     assert main(["demo", "--seconds", "0"]) == 2
     assert "seconds=0.0 must be > 0" in capsys.readouterr().err
+
+
+def test_the_example_prints_what_was_measured(capsys):
+    path = Path(__file__).parents[2] / "examples" / "demo.py"
+    spec = importlib.util.spec_from_file_location("demo_example", path)
+    assert spec is not None and spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    found = {"memory": [SimpleNamespace(distance=4096, recall=0.875)], "window only": [SimpleNamespace(recall=0.03)]}
+    example.run = lambda folder: SimpleNamespace(recall=found)
+    example.main()
+    assert capsys.readouterr().out == "4,096 tokens after the facts: 88% with a memory, 3% without\n"

@@ -170,7 +170,7 @@ def run(folder: str | Path, plan: Plan | None = None, console: Console | None = 
         highlight=False,
         soft_wrap=True,
     )
-    console.rule("5. They learnt to read as well")
+    console.rule("5. How well they predict text")
     text = {name: bits_per_byte(model, held_out, 64, 256, plan.course.seed) for name, model in models.items()}
     console.print(
         f"Bits per byte of held-out text: {text[MEMORY]:.3f} with a memory, {text[WINDOW]:.3f} without.",
