@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 420, 270
-LEFT, RIGHT, TOP, BOTTOM = 52, 20, 14, 42
+LEFT, RIGHT, TOP, BOTTOM = 58, 20, 14, 42
 COLORS = ("#d9480f", "#1c7ed6", "#868e96")
 
 
@@ -64,7 +64,7 @@ def chart(
     )
     middle = (TOP + HEIGHT - BOTTOM) / 2
     parts.append(
-        f'<text x="12" y="{middle}" text-anchor="middle" transform="rotate(-90 12 {middle})">{html.escape(y_label)}</text>'
+        f'<text x="11" y="{middle}" text-anchor="middle" transform="rotate(-90 11 {middle})">{html.escape(y_label)}</text>'
     )
     parts += [_mark(mark, place_x, place_y) for mark in marks]
     for line, color in zip(lines, COLORS):
