@@ -11,8 +11,10 @@ from typing import Any
 
 import tyro
 
+from .ablate import ablate
 from .analyze import analyze
 from .data import data
+from .demo import demo
 from .eval import evaluate
 from .export import export
 from .generate import generate
@@ -23,8 +25,10 @@ from .tokenizer import tokenizer
 from .train import run_train, train
 
 COMMANDS: dict[str, Callable[..., Any]] = {
+    "ablate": ablate,
     "analyze": analyze,
     "data": data,
+    "demo": demo,
     "eval": evaluate,
     "export": export,
     "generate": generate,

@@ -1,0 +1,11 @@
+"""Which of a preset's choices does a task need? Each is switched off in turn, trained with several seeds, and put into a table.
+
+`ABLATIONS` says what is switched off and how, `Settings` what is trained, `run` does it in parallel processes, `summary` draws conclusions.
+"""
+
+from .grid import ABLATIONS, Ablation, applicable
+from .runner import Settings, run
+from .summary import student_t, summary
+from .tasks import TASKS
+
+__all__ = ["ABLATIONS", "TASKS", "Ablation", "Settings", "applicable", "run", "student_t", "summary"]

@@ -1,0 +1,106 @@
+"""The ablations: what each switches off, and in which models there is something to switch off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..models import MnemosConfig
+
+FULL = "full"
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """`has` tells whether a model makes the choice, `change` gives the overrides of `presets.config` that undo it."""
+
+    name: str
+    about: str
+    has: Callable[[MnemosConfig], bool]
+    change: Callable[[MnemosConfig], dict[str, Any]]
+
+
+def _memory(name: str, *plain: Any) -> Callable[[MnemosConfig], bool]:
+    """Whether a model has a memory whose field `name` is none of `plain`."""
+    return lambda config: config.has_memory and getattr(config.memory_config, name) not in plain
+
+
+def _window_1(config: MnemosConfig) -> dict[str, Any]:
+    """With a window of 1 there is no lag, so the parts of the gate that weigh lags go with it."""
+    parts = [part for part in config.memory_config.gate_parts if part == "token"]
+    return {"memory_window": 1, "memory_gate": "*".join(parts) or "none"}
+
+
+ABLATIONS: dict[str, Ablation] = {
+    row.name: row
+    for row in (
+        Ablation(
+            "no-polynomial",
+            "keys and queries as they are, in full width",
+            _memory("features", "identity"),
+            lambda config: {"memory_features": "identity", "memory_key_dim": None},
+        ),
+        Ablation(
+            "gd",
+            "gradient descent in place of Muon",
+            _memory("rule", "gd"),
+            lambda config: {"memory_rule": "gd"},
+        ),
+        Ablation(
+            "shallow",
+            "a matrix in place of a deep memory",
+            _memory("structure", "linear"),
+            lambda config: {"memory_structure": "linear"},
+        ),
+        Ablation("window-1", "each write sees its own token alone", _memory("window", 1), _window_1),
+        Ablation(
+            "no-memory",
+            "sliding-window attention in place of every memory",
+            lambda config: config.has_memory,
+            lambda config: {"memory_layers": []},
+        ),
+        Ablation(
+            "no-gates",
+            "all tokens of a window count alike",
+            _memory("gate", "none"),
+            lambda config: {"memory_gate": "none"},
+        ),
+        Ablation(
+            "no-momentum",
+            "no accumulated surprise",
+            _memory("momentum", False),
+            lambda config: {"memory_momentum": False},
+        ),
+        Ablation(
+            "no-forgetting",
+            "the memory keeps all it has",
+            _memory("retain", False),
+            lambda config: {"memory_retain": False},
+        ),
+    )
+}
+
+
+def applicable(config: MnemosConfig) -> list[str]:
+    """The ablations that change this model, in the table's order.
+
+    >>> from mnemos.models import presets
+    >>> applicable(presets.config("titans-mag"))
+    ['shallow', 'no-memory', 'no-momentum', 'no-forgetting']
+    """
+    return [row.name for row in ABLATIONS.values() if row.has(config)]
+
+
+def overrides(name: str, config: MnemosConfig) -> dict[str, Any]:
+    """What `presets.config` must be told to switch a choice of this model off; nothing for "full"."""
+    if name == FULL:
+        return {}
+    if name not in ABLATIONS:
+        raise ValueError(f"ablation {name!r} is unknown; choose from {', '.join(ABLATIONS)}")
+    row = ABLATIONS[name]
+    if not row.has(config):
+        raise ValueError(
+            f"ablation {name!r} ({row.about}) changes nothing in this model; there are {', '.join(applicable(config))}"
+        )
+    return row.change(config)

@@ -1,0 +1,168 @@
+"""The grid in parallel processes. Every finished cell is kept, so that a run that was stopped goes on where it was.
+
+A folder holds settings.json (what is trained) and results.jsonl (a line per cell); both are written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..data.tasks.examples import whole
+from ..eval.files import finite, read_json, write_json
+from ..whole import write_text
+from .cell import model_config, run_cell
+from .grid import FULL, applicable
+from .tasks import TASKS
+
+Report = Callable[[dict[str, Any]], object]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is trained: everything that a score depends on besides the ablation and the seed.
+
+    overrides: of `presets.config`. vocab_size and pairs are those of MQAR; the other tasks have their own.
+
+    >>> Settings(task="mqar", steps=100).check()
+    """
+
+    preset: str = "atlas"
+    size: str = "nano"
+    overrides: dict[str, Any] = field(default_factory=dict)
+    task: str = "mqar"
+    length: int = 64
+    pairs: int = 4
+    vocab_size: int = 64
+    steps: int = 400
+    batch_size: int = 16
+    lr: float = 3e-3
+    examples: int = 500
+
+    def check(self) -> None:
+        """Refuse what cannot be trained before anything is started."""
+        if self.task not in TASKS:
+            raise ValueError(f"task={self.task!r} is unknown; choose one of {', '.join(TASKS)}")
+        for name in ("steps", "batch_size", "examples"):
+            whole(name, getattr(self, name), 1)
+        if not self.lr > 0:
+            raise ValueError(f"lr={self.lr!r} must be > 0")
+        chosen = dataclasses.asdict(self)
+        TASKS[self.task].train(chosen, 0, 1)  # its own sentence for a length or a number of pairs that cannot be
+        model_config(chosen, FULL)
+
+
+def run(
+    settings: Settings,
+    folder: str | os.PathLike,
+    ablations: Sequence[str] | None = None,
+    seeds: int = 3,
+    workers: int | None = None,
+    report: Report | None = None,
+) -> list[dict[str, Any]]:
+    """Every ablation (None: all that change the model) and the full model, with each of `seeds` seeds: one result per cell.
+
+    Cells that `folder` has already are not run again, unless they failed. `report` is called with every new result.
+    A cell that cannot be run has an `error` in place of its score; the others go on.
+    """
+    settings.check()
+    whole("seeds", seeds, 1)
+    chosen = json.loads(json.dumps(dataclasses.asdict(settings)))
+    names = [FULL, *(applicable(model_config(chosen, FULL)) if ablations is None else dict.fromkeys(ablations))]
+    for name in names:
+        model_config(chosen, name)  # an ablation that is unknown, or that changes nothing, is refused now
+    path = _open(Path(folder), chosen)
+    results = read_results(path)
+    wanted = [(name, seed) for seed in range(seeds) for name in dict.fromkeys(names)]
+    done = {(r["ablation"], r["seed"]) for r in results if "error" not in r}
+    missing = [cell for cell in wanted if cell not in done]
+    if missing:
+        workers = min(len(missing), whole("workers", (os.cpu_count() or 1) if workers is None else workers, 1))
+        _run_cells(chosen, missing, workers, path, results, report)
+    found = {(r["ablation"], r["seed"]): r for r in results}
+    return [found[cell] for cell in wanted]
+
+
+def _run_cells(
+    settings: dict[str, Any],
+    cells: list[tuple[str, int]],
+    workers: int,
+    path: Path,
+    results: list[dict[str, Any]],
+    report: Report | None,
+) -> None:
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    # fork would copy torch's threads, which may hold locks
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, context, initializer=_prepare, initargs=(threads,))
+    try:
+        waiting: dict[Future, tuple[str, int]] = {pool.submit(run_cell, settings, *cell): cell for cell in cells}
+        while waiting:
+            for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                name, seed = waiting.pop(future)
+                result = _result(future, name, seed)
+                kept = [r for r in results if (r["ablation"], r["seed"]) != (name, seed)]
+                results[:] = [*kept, result]
+                write_text(path, "".join(json.dumps(finite(r), allow_nan=False) + "\n" for r in results))
+                if report is not None:
+                    report(result)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _prepare(threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+def _result(future: Future, name: str, seed: int) -> dict[str, Any]:
+    try:
+        result = future.result()
+    except BrokenProcessPool:
+        raise ValueError(
+            "a worker process was killed, perhaps for want of memory; finished cells are kept: try fewer workers"
+        ) from None
+    except Exception as failed:
+        return {"ablation": name, "seed": seed, "error": f"{type(failed).__name__}: {failed}"}
+    if not math.isfinite(result["score"]):
+        return {"ablation": name, "seed": seed, "error": f"the score is {result['score']}"}
+    return result
+
+
+def _open(folder: Path, settings: dict[str, Any]) -> Path:
+    """The results file of a folder that is new, or that holds results of the same settings."""
+    folder.mkdir(parents=True, exist_ok=True)
+    about = folder / "settings.json"
+    if about.exists():
+        before = read_json(about)
+        differing = [
+            f"{name}={before.get(name)!r} (now {settings.get(name)!r})"
+            for name in {**before, **settings}
+            if before.get(name) != settings.get(name)
+        ]
+        if differing:
+            raise ValueError(f"{folder} holds an ablation with {', '.join(differing)}; choose another folder")
+    else:
+        write_json(about, settings)
+    return folder / "results.jsonl"
+
+
+def read_results(path: str | os.PathLike) -> list[dict[str, Any]]:
+    """The lines of a results file; none where there is no file."""
+    path = Path(path)
+    if not path.exists():
+        return []
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (json.JSONDecodeError, UnicodeDecodeError) as broken:
+        raise ValueError(f"{path} is not a results file: {broken}") from None

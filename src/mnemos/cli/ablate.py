@@ -1,0 +1,151 @@
+"""`mnemos ablate`: switch off a preset's choices one by one, train each with several seeds, compare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def ablate(
+    preset: str = "atlas",
+    task: str = "mqar",
+    size: str = "nano",
+    ablations: tuple[str, ...] = (),
+    seeds: int = 3,
+    steps: int = 400,
+    batch_size: int = 16,
+    lr: float = 3e-3,
+    length: int = 64,
+    pairs: int = 4,
+    vocab_size: int = 64,
+    examples: int = 500,
+    set: tuple[str, ...] = (),
+    workers: int | None = None,
+    output: Path | None = None,
+    plot: Path | None = None,
+) -> None:
+    """Which of a preset's choices does a task need?
+
+    The full model and each ablation are trained from scratch, in parallel processes. Results are kept in a folder as they come;
+    the same command goes on with what is missing. More seeds or ablations may be asked for later.
+
+    Args:
+        preset: a row of `mnemos presets`.
+        task: mqar, in-context-recall, noisy-in-context-recall, fuzzy-in-context-recall, selective-copying, memorization, text.
+        size: a size of `mnemos presets`.
+        ablations: no-polynomial, gd, shallow, window-1, no-memory, no-gates, no-momentum, no-forgetting (all that change the preset).
+        seeds: how often each is trained.
+        steps: optimiser steps of each training.
+        batch_size: rows per step.
+        lr: peak learning rate.
+        length: tokens of an example.
+        pairs: facts of an example, for mqar.
+        vocab_size: for mqar; half of it are keys, half values.
+        examples: how many to score.
+        set: any field of the model's config, name=value: hidden_size=64 num_hidden_layers=2 memory_chunk_size=16.
+        workers: parallel processes (one per core).
+        output: folder of the results (ablations/PRESET-TASK).
+        plot: the picture, .png, .svg or .pdf (ablation.png in that folder; needs matplotlib).
+    """
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    from ..ablate import TASKS, Settings, applicable, run, summary
+    from ..ablate.cell import model_config
+    from ..ablate.grid import FULL
+    from ..ablate.runner import read_results
+    from ..eval.files import write_json
+    from ..train.config import ModelConfig
+
+    settings = Settings(
+        preset=preset,
+        size=size,
+        overrides=ModelConfig(set=set).overrides(),
+        task=task,
+        length=length,
+        pairs=pairs,
+        vocab_size=vocab_size,
+        steps=steps,
+        batch_size=batch_size,
+        lr=lr,
+        examples=examples,
+    )
+    settings.check()
+    folder = output or Path("ablations") / f"{preset}-{task}"
+    names = ablations or tuple(applicable(model_config(vars(settings), FULL)))
+    kept = {(r["ablation"], r["seed"]) for r in read_results(folder / "results.jsonl") if "error" not in r}
+    cells = [(name, seed) for name in (FULL, *names) for seed in range(seeds)]
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    with Progress(*columns, console=_console(stderr=True)) as bar:
+        line = bar.add_task(f"{preset} on {task}", total=len(cells), completed=len(kept & {*cells}))
+
+        def report(result: dict[str, Any]) -> None:
+            bar.update(line, advance=1, description=f"{preset} on {task}: {result['ablation']}, seed {result['seed']}")
+
+        results = run(settings, folder, names, seeds, workers, report)
+    rows, chosen = summary(results), TASKS[task]
+    _print(rows, f"{preset} on {task}, {steps} steps", chosen)
+    write_json(folder / "summary.json", {"settings": vars(settings), "rows": rows})
+    picture = plot or folder / "ablation.png"
+    try:
+        from ..ablate.plot import plot as draw
+
+        draw(rows, picture, f"{preset} on {task}", chosen.unit, chosen.chance(vars(settings)))
+        print(f"Drawn: {picture}")
+    except ValueError as missing:
+        if plot is not None:
+            raise
+        print(f"Not drawn: {missing}")
+    print(f"Results: {folder}")
+    failed = [f"{row['ablation']}: {row['errors'][0]}" for row in rows if row["failed"]]
+    if failed:
+        raise ValueError(f"some cells failed, and will be tried again by the same command: {'; '.join(failed)}")
+
+
+def _print(rows: list[dict[str, Any]], title: str, task: Any) -> None:
+    from rich.table import Table
+
+    better = "higher is better" if task.higher else "lower is better"
+    table = Table(title=f"{title}: {task.unit}, {better}; ± is the 95 % interval over seeds", title_justify="left")
+    for column in ("ablation", task.unit, "against full", "seeds", "parameters", "s per run"):
+        table.add_column(column, justify="left" if column == "ablation" else "right", no_wrap=True)
+    for row in rows:
+        if "score" not in row:
+            table.add_row(row["ablation"], "failed", "", "0", "", "")
+            continue
+        table.add_row(
+            row["ablation"],
+            _plus_minus(row["score"], row["score_interval"]),
+            _plus_minus(row["difference"], row["difference_interval"], "+") if "difference" in row else "",
+            f"{row['seeds']}" + (f" ({row['failed']} failed)" if row["failed"] else ""),
+            f"{row['parameters']:,}",
+            f"{row['seconds']:.1f}",
+        )
+    _console().print(table, highlight=False)
+
+
+def _plus_minus(value: float, half: float | None, sign: str = "") -> str:
+    return f"{value:{sign}.3f}" + ("" if half is None else f" ± {half:.3f}")
+
+
+def _console(stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(stderr=stderr, width=120)

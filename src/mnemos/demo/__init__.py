@@ -1,0 +1,8 @@
+"""Five minutes that show what a memory is for: `mnemos demo`, `make demo`.
+
+`run` trains a small memory model and a sliding-window Transformer of its size, measures both, and writes one report page.
+"""
+
+from .run import Plan, Report, run
+
+__all__ = ["Plan", "Report", "run"]

@@ -1,0 +1,135 @@
+"""What the demo claims, as measurements: recall by distance, bytes of state, what a file keeps, and text.
+
+Shapes: B rows, P pairs, T tokens.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..models import MnemosCache, MnemosForCausalLM
+from .facts import excerpts, facts, told, word
+
+PIECE = 1024  # tokens per call while a long text is read
+Advance = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Answers (B, P) at one distance, beside what is right; what the state weighed there; seconds of reading so far."""
+
+    distance: int
+    people: Tensor
+    right: Tensor
+    answers: Tensor
+    state_bytes: int
+    seconds: float
+
+    @property
+    def recall(self) -> float:
+        return (self.answers == self.right).double().mean().item()
+
+    def examples(self, count: int) -> list[tuple[str, str, str]]:
+        """Person, thing, and what the model said, of the first row."""
+        rows = zip(self.people[0].tolist(), self.right[0].tolist(), self.answers[0].tolist())
+        return [(word(person), word(thing), said(answer)) for person, thing, answer in list(rows)[:count]]
+
+
+def said(token: int) -> str:
+    """A token as it is shown: a word of the facts, or a byte."""
+    return word(token) if token >= 256 else repr(chr(token))
+
+
+@torch.no_grad()
+def ask(model: MnemosForCausalLM, cache: MnemosCache, people: Tensor) -> Tensor:
+    """Every row's questions, each from the same state: people (B, P) -> answers (B, P)."""
+    B, P = people.shape
+    return model(people.reshape(B * P, 1), past_key_values=cache.fork(P)).logits[:, -1].argmax(-1).view(B, P)
+
+
+@torch.no_grad()
+def recall_by_distance(
+    model: MnemosForCausalLM,
+    text: np.ndarray,
+    distances: Sequence[int],
+    rows: int,
+    pairs: int,
+    seed: int,
+    advance: Advance | None = None,
+) -> Iterator[tuple[Asked, MnemosCache]]:
+    """Tell each row its facts, read text, and ask after each of `distances` tokens of it, with the cache that stood there.
+
+    Asking changes nothing: the reading goes on from the same cache. A text that ends begins again.
+    """
+    rng = np.random.default_rng(seed)
+    people, things = facts(rows, pairs, rng)
+    between = excerpts(np.resize(text, max(len(text), max(distances))), rows, max(distances), rng)
+    begin = time.perf_counter()
+    cache, done = model.state(told(people, things)), 0
+    for distance in sorted(distances):
+        while done < distance:
+            piece = between[:, done : min(done + PIECE, distance)]
+            cache, done = model.state(piece, cache), done + piece.shape[1]
+            if advance is not None:
+                advance(piece.numel())
+        paused = time.perf_counter()
+        answers = ask(model, cache, people)
+        yield Asked(distance, people, things, answers, cache.nbytes // rows, paused - begin), cache
+        begin += time.perf_counter() - paused  # asking is not reading
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What saving and loading changed: recall before and after, and the largest difference of any logit."""
+
+    path: Path
+    file_bytes: int
+    before: float
+    after: float
+    largest_difference: float
+
+
+@torch.no_grad()
+def save_and_load(model: MnemosForCausalLM, cache: MnemosCache, asked: Asked, path: str | os.PathLike) -> Kept:
+    """Write a state to a file, read it into a cache of its own, ask the same questions of both."""
+    path = Path(path)
+    cache.save(path)
+    loaded = MnemosCache.load(path, model.config)
+    B, P = asked.people.shape
+    questions = asked.people.reshape(B * P, 1)
+    first, second = (model(questions, past_key_values=c.fork(P)).logits[:, -1] for c in (cache, loaded))
+    recalls = [(x.argmax(-1).view(B, P) == asked.right).double().mean().item() for x in (first, second)]
+    difference = (first - second).abs().max().item()
+    return Kept(path, path.stat().st_size, recalls[0], recalls[1], difference)
+
+
+@torch.no_grad()
+def bits_per_byte(model: Any, text: np.ndarray, rows: int, length: int, seed: int) -> float:
+    """Of excerpts of a text, each read from a fresh state."""
+    ids = excerpts(text, rows, length, np.random.default_rng(seed))
+    losses = [float(model(part, labels=part, use_cache=False).loss) * len(part) for part in ids.split(16)]
+    return sum(losses) / rows / math.log(2)
+
+
+@torch.no_grad()
+def state_bytes(model: MnemosForCausalLM, text: np.ndarray, lengths: Sequence[int]) -> dict[int, int]:
+    """Bytes of one row's state after so many tokens of text."""
+    found, cache, done = {}, None, 0
+    ids = torch.from_numpy(np.resize(text, max(lengths)).astype(np.int64))[None]
+    for length in sorted(lengths):
+        while done < length:
+            end = min(done + PIECE, length)
+            cache, done = model.state(ids[:, done:end], cache), end
+        assert cache is not None
+        found[length] = cache.nbytes
+    return found

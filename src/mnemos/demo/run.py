@@ -1,0 +1,336 @@
+"""The demo from start to end: train two models of one size, measure both, print what was measured, write the page."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ..data.embedded import documents
+from ..eval.files import write_json
+from ..models import MnemosConfig, MnemosForCausalLM, presets
+from ..whole import write_text
+from .facts import CHANCE, VOCABULARY
+from .measure import Asked, Kept, bits_per_byte, recall_by_distance, save_and_load, state_bytes
+from .training import Course, Curve, train
+
+MEMORY, WINDOW = "memory", "window only"
+NAMES = (MEMORY, WINDOW)
+MEMORY_SHARE = 0.65  # of the training time, at most
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is done, and for how long. seconds: of training, both models together; measuring comes on top.
+
+    distances: tokens between facts and questions, in `rows` rows of course.pairs facts. far: the same for one long reading.
+    """
+
+    seconds: float = 170.0
+    course: Course = field(default_factory=Course)
+    width: int = 64
+    layers: int = 2
+    heads: int = 2
+    window: int = 16
+    text_characters: int = 3 * 2**20
+    rows: int = 16
+    distances: tuple[int, ...] = (4, 16, 64, 256, 1024, 4096)
+    far_rows: int = 2
+    far: tuple[int, ...] = (1_000, 10_000, 100_000)
+    attention_lengths: tuple[int, ...] = (1_000, 10_000)
+
+    @property
+    def reach(self) -> int:
+        """How far back the sliding windows of all layers together can see."""
+        return self.layers * (self.window - 1)
+
+    def memory_config(self) -> MnemosConfig:
+        """Sliding-window attention and a matrix memory under the gated delta rule, side by side in every layer."""
+        return presets.config(
+            "gated-deltanet",
+            "nano",
+            layers="mag",
+            vocab_size=VOCABULARY,
+            hidden_size=self.width,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            attention_window=self.window,
+            memory_heads=self.heads,
+            memory_chunk_size=32,
+            memory_retain_init=0.9999,
+        )
+
+    def window_config(self) -> MnemosConfig:
+        """The same without the memory, its feed-forward layers widened until the parameters are as many."""
+        shape = {
+            "vocab_size": VOCABULARY,
+            "hidden_size": self.width,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "attention_window": self.window,
+        }
+        plain = presets.config("swa", "nano", **shape)
+        missing = presets.count(self.memory_config()) - presets.count(plain)
+        more = round(missing / (3 * self.width * self.layers))  # a hidden unit of a SwiGLU has three rows of weights
+        return presets.config("swa", "nano", intermediate_size=plain.feedforward_size + more, **shape)
+
+    def attention_config(self) -> MnemosConfig:
+        """Full attention of the same shape; only the size of its cache is measured."""
+        return presets.config(
+            "transformer",
+            "nano",
+            vocab_size=VOCABULARY,
+            hidden_size=self.width,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+        )
+
+
+@dataclass
+class Report:
+    """What a run measured, by model where there are two. `page` and `data` are the files it wrote."""
+
+    plan: Plan
+    parameters: dict[str, int]
+    curves: dict[str, Curve]
+    recall: dict[str, list[Asked]]
+    far: dict[str, list[Asked]]
+    attention: dict[int, int]
+    kept: Kept
+    text: dict[str, float]
+    seconds: float
+    machine: str
+    page: Path
+    data: Path
+
+    def to_json(self) -> dict[str, Any]:
+        """All numbers; tensors are left out."""
+
+        def asked(found: list[Asked]) -> list[dict[str, Any]]:
+            return [
+                {"distance": a.distance, "recall": a.recall, "state_bytes": a.state_bytes, "seconds": a.seconds}
+                for a in found
+            ]
+
+        return {
+            "plan": dataclasses.asdict(self.plan),
+            "parameters": self.parameters,
+            "training": {name: dataclasses.asdict(curve) for name, curve in self.curves.items()},
+            "recall": {name: asked(found) for name, found in self.recall.items()},
+            "far": {name: asked(found) for name, found in self.far.items()},
+            "full_attention_bytes": self.attention,
+            "saved": dataclasses.asdict(self.kept) | {"path": self.kept.path.name},
+            "bits_per_byte": self.text,
+            "seconds": self.seconds,
+            "machine": self.machine,
+        }
+
+
+def run(folder: str | Path, plan: Plan | None = None, console: Console | None = None) -> Report:
+    """Do all of it. Files go into `folder`: index.html, results.json, facts.safetensors, recall.png where matplotlib is installed."""
+    from .page import page
+    from .picture import picture
+
+    plan, console, folder = plan or Plan(), console or Console(), Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    begin = time.perf_counter()
+    learn, held_out = _text(plan)
+    torch.manual_seed(plan.course.seed)
+    models = {
+        MEMORY: MnemosForCausalLM(plan.memory_config()),
+        WINDOW: MnemosForCausalLM(plan.window_config()),
+    }
+    parameters = {name: sum(p.numel() for p in model.parameters()) for name, model in models.items()}
+    console.rule("1. Two models of one size learn to keep facts while they read")
+    console.print(
+        f"Up to {plan.course.pairs} facts, then {plan.course.gap[0]} to {plan.course.longest} bytes of Python's documentation, then questions. "
+        f"{parameters[MEMORY]:,} parameters with a memory, {parameters[WINDOW]:,} without; both see {plan.window} tokens at a time.",
+        highlight=False,
+    )
+    curves = _train_both(models, learn, plan, console)
+    console.rule("2. Facts far beyond the attention window")
+    recall, kept = _recall(models, held_out, plan, folder, console)
+    _print_recall(recall, plan, console)
+    console.rule("3. However much is read, the state has one size")
+    far, attention = _read_far(models, held_out, plan, console)
+    console.rule("4. What was read is a file")
+    console.print(
+        f"{kept.path}: {kept.file_bytes:,} bytes for {plan.rows} readers. Recall before saving {kept.before:.0%}, after loading {kept.after:.0%}; "
+        f"largest difference of any logit {kept.largest_difference:g}.",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.rule("5. How well they predict text")
+    text = {name: bits_per_byte(model, held_out, 64, 256, plan.course.seed) for name, model in models.items()}
+    console.print(
+        f"Bits per byte of held-out text: {text[MEMORY]:.3f} with a memory, {text[WINDOW]:.3f} without.",
+        highlight=False,
+    )
+    report = Report(
+        plan,
+        parameters,
+        curves,
+        recall,
+        far,
+        attention,
+        kept,
+        text,
+        time.perf_counter() - begin,
+        f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}, Python {platform.python_version()}",
+        folder / "index.html",
+        folder / "results.json",
+    )
+    write_json(report.data, report.to_json())
+    write_text(report.page, page(report))
+    drawn = picture(report, folder / "recall.png")
+    console.rule()
+    console.print(f"{report.seconds:.0f} seconds in all.", highlight=False)
+    if drawn is not None:
+        console.print(f"Picture: {drawn}", highlight=False, soft_wrap=True)
+    console.print(f"Report: {report.page.resolve()}", highlight=False, soft_wrap=True)
+    return report
+
+
+def _text(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes to learn from, and bytes held out. Byte 0 ends a document elsewhere and is in no text."""
+    text = np.frombuffer("".join(documents(plan.text_characters)).encode(), np.uint8)
+    border = len(text) * 9 // 10
+    return text[:border], text[border:]
+
+
+def _train_both(models: dict, text: np.ndarray, plan: Plan, console: Console) -> dict[str, Curve]:
+    """The memory first, until it knows; then the other for as many steps on the same batches, in the time that is left: it is faster."""
+    curves: dict[str, Curve] = {}
+    with _bars(console) as bar:
+        for name in NAMES:
+            seconds = plan.seconds - curves[MEMORY].seconds if curves else MEMORY_SHARE * plan.seconds
+            line = bar.add_task(f"training: {name}", total=1.0, done="")
+
+            def progress(done: float, curve: Curve, line=line) -> None:
+                shown = f"step {curve.steps}, gap up to {curve.longest(plan.course)}, recall {curve.recent():.0%}"
+                bar.update(line, completed=min(1.0, done), done=shown)
+
+            curves[name] = train(models[name], text, plan.course, seconds, curves.get(MEMORY), progress)
+    for name, curve in curves.items():
+        console.print(
+            f"{name}: {curve.steps} steps in {curve.seconds:.0f} s, recall of the last steps {curve.recent():.1%} (guessing: {CHANCE:.1%})",
+            highlight=False,
+        )
+    return curves
+
+
+def _recall(
+    models: dict, text: np.ndarray, plan: Plan, folder: Path, console: Console
+) -> tuple[dict[str, list[Asked]], Kept]:
+    """Both models at every distance, and the memory's state at the last but one, saved and loaded."""
+    found: dict[str, list[Asked]] = {}
+    kept: Kept | None = None
+    saved_at = sorted(plan.distances)[-2:][0]
+    with _bars(console) as bar:
+        for name in NAMES:
+            line = bar.add_task(f"reading: {name}", total=plan.rows * max(plan.distances), done="")
+            found[name] = []
+            reading = recall_by_distance(
+                models[name],
+                text,
+                plan.distances,
+                plan.rows,
+                plan.course.pairs,
+                plan.course.seed + 1,
+                lambda count, line=line: bar.advance(line, count),
+            )
+            for asked, cache in reading:
+                found[name].append(asked)
+                bar.update(line, done=f"{asked.distance:,} tokens away: recall {asked.recall:.0%}")
+                if name == MEMORY and asked.distance == saved_at:
+                    kept = save_and_load(models[name], cache, asked, folder / "facts.safetensors")
+    assert kept is not None
+    return found, kept
+
+
+def _print_recall(recall: dict[str, list[Asked]], plan: Plan, console: Console) -> None:
+    table = Table("tokens since the facts", *(f"recall, {name}" for name in NAMES))
+    for memory, window in zip(recall[MEMORY], recall[WINDOW]):
+        table.add_row(f"{memory.distance:,}", f"{memory.recall:.0%}", f"{window.recall:.0%}")
+    console.print(table)
+    questions = plan.rows * plan.course.pairs
+    console.print(
+        f"{questions} questions each; guessing: {CHANCE:.0%}. The windows of {plan.layers} layers reach {plan.reach} tokens back.",
+        highlight=False,
+    )
+    far = example_at(plan)
+    examples = Table("asked about", "told", *(f"says, {name}" for name in NAMES), title=f"{far:,} tokens later")
+    for row in examples_of(recall, far):
+        examples.add_row(*row)
+    console.print(examples)
+
+
+def example_at(plan: Plan) -> int:
+    """The distance that examples are shown at: the first beyond twice the window's reach."""
+    return next((d for d in sorted(plan.distances) if d > 2 * plan.reach), max(plan.distances))
+
+
+def examples_of(recall: dict[str, list[Asked]], distance: int, count: int = 5) -> list[tuple[str, str, str, str]]:
+    """Person, thing, what each model says."""
+    memory, window = (next(a for a in recall[name] if a.distance == distance).examples(count) for name in NAMES)
+    return [(person, thing, said, other) for (person, thing, said), (_, _, other) in zip(memory, window)]
+
+
+def _read_far(
+    models: dict, text: np.ndarray, plan: Plan, console: Console
+) -> tuple[dict[str, list[Asked]], dict[int, int]]:
+    found: dict[str, list[Asked]] = {}
+    with _bars(console) as bar:
+        for name in NAMES:
+            line = bar.add_task(f"reading: {name}", total=plan.far_rows * max(plan.far), done="")
+            reading = recall_by_distance(
+                models[name],
+                text,
+                plan.far,
+                plan.far_rows,
+                plan.course.pairs,
+                plan.course.seed + 2,
+                lambda count, line=line: bar.advance(line, count),
+            )
+            found[name] = [asked for asked, _ in reading]
+    attention = state_bytes(MnemosForCausalLM(plan.attention_config()).eval(), text, plan.attention_lengths)
+    names = (
+        "tokens read",
+        "state, bytes",
+        "tokens/s",
+        "recall",
+        "window only, bytes",
+        "recall",
+        "full attention, bytes",
+    )
+    table = Table(*names)
+    for memory, window in zip(found[MEMORY], found[WINDOW]):
+        table.add_row(
+            f"{memory.distance:,}",
+            f"{memory.state_bytes:,}",
+            f"{plan.far_rows * memory.distance / memory.seconds:,.0f}",
+            f"{memory.recall:.0%}",
+            f"{window.state_bytes:,}",
+            f"{window.recall:.0%}",
+            f"{attention[memory.distance]:,}" if memory.distance in attention else "not measured",
+        )
+    console.print(table)
+    return found, attention
+
+
+@contextmanager
+def _bars(console: Console) -> Generator[Progress]:
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[done]}"), TimeElapsedColumn())
+    with Progress(*columns, console=console) as bar:
+        yield bar

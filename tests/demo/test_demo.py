@@ -1,0 +1,234 @@
+"""`mnemos demo`: its questions have answers, its measurements know right from wrong, and its page stands alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from mnemos.cli import main
+from mnemos.demo import Plan, run, training
+from mnemos.demo.charts import Line, Mark, chart
+from mnemos.demo.facts import PEOPLE, THINGS, VOCABULARY, facts, lesson, told, word
+from mnemos.demo.measure import bits_per_byte, recall_by_distance, save_and_load
+from mnemos.demo.training import Course, Curve, train
+from mnemos.models import MnemosForCausalLM, presets
+
+TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog. " * 200, np.uint8)
+SMALL = Plan(
+    seconds=3,
+    course=Course(rows=2, pairs=4, gap=(8, 16), longest=24),
+    width=16,
+    heads=1,
+    window=4,
+    text_characters=40_000,
+    rows=2,
+    distances=(4, 32, 64),
+    far=(50, 200),
+    attention_lengths=(50, 200),
+)
+
+
+def small_model(**changes) -> MnemosForCausalLM:
+    torch.manual_seed(0)
+    config = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 1, "memory_heads": 1} | changes
+    return MnemosForCausalLM(presets.config("titans-lmm", "nano", **config)).eval()
+
+
+def test_every_question_has_its_answer_among_the_facts_and_text_holds_none():
+    made = lesson(TEXT, rows=5, pairs=6, gap=20, rng=np.random.default_rng(0))
+    assert made.ids.shape == (5, 6 * 2 + 20 + 6 * 2)
+    for row, text, answer in zip(made.ids.tolist(), made.of_text.tolist(), made.of_answer.tolist()):
+        known = dict(zip(row[0:12:2], row[1:12:2]))
+        assert len(known) == 6 and {word(p) for p in known} <= set(PEOPLE)
+        assert all(token < 256 for token in row[12:32])
+        asked = dict(zip(row[32::2], row[33::2]))
+        assert asked == known
+        assert [i for i, is_answer in enumerate(answer) if is_answer] == list(range(33, 44, 2))
+        assert [i for i, is_text in enumerate(text) if is_text] == list(range(13, 32))
+
+
+def test_words_are_all_different():
+    assert len({*PEOPLE, *THINGS}) == VOCABULARY - 256
+
+
+def test_too_many_facts_are_refused():
+    with pytest.raises(ValueError, match=r"pairs=33 must lie in 1\.\.32"):
+        facts(1, 33, np.random.default_rng(0))
+
+
+class Oracle(MnemosForCausalLM):
+    """Remembers facts by itself, or always says the same."""
+
+    def __init__(self, knows: bool):
+        super().__init__(small_model().config)
+        self.knows, self.known = knows, []
+
+    def state(self, ids, cache=None):
+        if cache is None:
+            self.known = [dict(zip(row[::2], row[1::2])) for row in ids.tolist()]
+        return super().state(ids, cache)
+
+    def forward(self, input_ids=None, **kwargs):
+        out = super().forward(input_ids, **kwargs)
+        share = len(input_ids) // len(self.known)
+        for i, person in enumerate(input_ids[:, -1].tolist()):
+            right = self.known[i // share][person] if self.knows else 256 + len(PEOPLE)
+            out.logits[i, -1] = torch.nn.functional.one_hot(torch.tensor(right), VOCABULARY).float()
+        return out
+
+
+def test_recall_is_one_for_an_oracle_and_chance_for_a_constant():
+    for knows in (True, False):
+        found = [a for a, _ in recall_by_distance(Oracle(knows), TEXT, (3, 40), rows=8, pairs=16, seed=0)]
+        assert [a.distance for a in found] == [3, 40]
+        right = (found[0].right == 256 + len(PEOPLE)).double().mean().item()
+        assert found[0].recall == found[1].recall == (1.0 if knows else right)
+        assert right < 0.1
+
+
+def test_asking_in_between_does_not_disturb_the_reading():
+    model = small_model()
+    often = [a for a, _ in recall_by_distance(model, TEXT, (10, 50, 90), rows=2, pairs=4, seed=0)]
+    once = [(a, cache) for a, cache in recall_by_distance(model, TEXT, (90,), rows=2, pairs=4, seed=0)]
+    assert torch.equal(often[-1].answers, once[0][0].answers)
+    assert often[0].state_bytes == often[-1].state_bytes == once[0][1].nbytes // 2
+
+
+def test_what_is_told_is_read_in_the_order_of_training():
+    people, things = facts(1, 3, np.random.default_rng(1))
+    assert told(people, things)[0, :2].tolist() == [people[0, 0].item(), things[0, 0].item()]
+
+
+def test_saving_and_loading_changes_nothing(tmp_path):
+    model = small_model()
+    [(asked, cache)] = recall_by_distance(model, TEXT, (30,), rows=2, pairs=4, seed=0)
+    kept = save_and_load(model, cache, asked, tmp_path / "facts.safetensors")
+    assert kept.largest_difference == 0 and kept.before == kept.after == asked.recall
+    assert kept.file_bytes == (tmp_path / "facts.safetensors").stat().st_size
+
+
+def test_bits_per_byte_of_a_model_that_knows_nothing_are_those_of_its_vocabulary():
+    model = small_model()
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    assert bits_per_byte(model, TEXT, 3, 20, 0) == pytest.approx(np.log2(VOCABULARY), rel=1e-5)
+
+
+def test_both_models_have_one_size_and_only_one_has_a_memory():
+    memory, window = presets.count(Plan().memory_config()), presets.count(Plan().window_config())
+    assert abs(memory - window) / memory < 0.01
+    assert Plan().memory_config().has_memory and not Plan().window_config().has_memory
+    assert Plan().memory_config().attention_window == Plan().window_config().attention_window
+
+
+def test_training_stops_at_its_time_and_learns_text():
+    course = Course(rows=2, pairs=2, gap=(16, 24), lr=1e-2)
+    curve = train(small_model(), TEXT, course, seconds=3)
+    assert curve.text_loss[-1] < curve.text_loss[0] - 0.5 and not curve.reached and curve.grew_at is None
+    assert 2 < curve.seconds < 10
+
+
+def test_the_gap_grows_when_recall_is_ready_and_training_ends_soon_after_its_goal():
+    course = Course(
+        rows=2, pairs=2, gap=(2, 4), longest=10, ready=-1.0, goal=-1.0
+    )  # both as soon as there is an average
+    curve = train(small_model(), TEXT, course, seconds=60)
+    assert curve.grew_at == 20 and curve.reached
+    assert curve.steps == 33  # 20 until it grows, 6 until the longest, then a fifth of all to come down
+    assert Curve([0.0] * 23, grew_at=20).longest(course) == 7
+
+
+def test_the_other_model_gets_the_same_batches(monkeypatch):
+    seen = []
+
+    def recorded(*args):
+        made = lesson(*args)
+        seen.append(made.ids)
+        return made
+
+    monkeypatch.setattr(training, "lesson", recorded)
+    course = Course(rows=2, pairs=3, gap=(2, 4), longest=10, ready=-1.0, goal=-1.0)
+    first = train(small_model(), TEXT, course, seconds=60)
+    mine, seen[:] = list(seen), []
+    second = train(small_model(hidden_size=8), TEXT, course, 60, first)
+    assert second.steps == first.steps == len(mine) and second.grew_at == first.grew_at
+    assert all(torch.equal(a, b) for a, b in zip(mine, seen))
+
+
+class Tags(HTMLParser):
+    """Collects what a page refers to, and checks that its tags close."""
+
+    VOID = frozenset({"meta", "line", "circle", "polyline", "br"})
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.addresses, self.charts = [], [], 0
+
+    def handle_starttag(self, tag, attrs):
+        self.addresses += [value for name, value in attrs if name in ("src", "href", "data")]
+        self.charts += tag == "svg"
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert tag in self.VOID or self.open.pop() == tag
+
+
+def test_a_small_run_measures_prints_and_writes_a_page_that_stands_alone(tmp_path):
+    printed = io.StringIO()
+    report = run(tmp_path / "demo", SMALL, Console(file=printed, width=160))
+    data = json.loads((tmp_path / "demo" / "results.json").read_text())
+    assert [r["distance"] for r in data["recall"]["memory"]] == [4, 32, 64]
+    sizes = {r["state_bytes"] for r in data["far"]["memory"]}
+    assert len(sizes) == 1 and data["full_attention_bytes"]["200"] == pytest.approx(
+        4 * data["full_attention_bytes"]["50"], rel=0.01
+    )
+    assert data["saved"]["largest_difference"] == 0
+    assert (
+        data["training"]["memory"]["recall"]
+        and len(data["training"]["memory"]["recall"]) == report.curves["memory"].steps
+    )
+    text = printed.getvalue()
+    assert f"{sizes.pop():,}" in text and str(report.page.resolve()) in text
+    page = report.page.read_text()
+    tags = Tags()
+    tags.feed(page)
+    assert tags.open == [] and tags.charts == 3 and tags.addresses == []
+    assert "http" not in page and "nan" not in page.lower().replace("nano", "")
+    for asked in report.recall["memory"]:
+        assert f"{asked.recall:.0%}" in text
+
+
+def test_a_chart_puts_points_where_they_belong():
+    drawn = chart([Line("a", [1, 10, 100], [0, 0.5, 1])], "x", "y", (0, 1), log="x", marks=[Mark("here", x=10)])
+    dots = [(float(x), float(y)) for x, y in re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', drawn)]
+    assert dots[1][0] == pytest.approx((dots[0][0] + dots[2][0]) / 2, abs=0.1)
+    assert dots[1][1] == pytest.approx((dots[0][1] + dots[2][1]) / 2, abs=0.1)
+    assert dots[0][1] > dots[2][1] and "here" in drawn
+
+
+def test_the_command_refuses_no_time(capsys):
+    assert main(["demo", "--seconds", "0"]) == 2
+    assert "seconds=0.0 must be > 0" in capsys.readouterr().err
+
+
+def test_the_example_prints_what_was_measured(capsys):
+    path = Path(__file__).parents[2] / "examples" / "demo.py"
+    spec = importlib.util.spec_from_file_location("demo_example", path)
+    assert spec is not None and spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    found = {"memory": [SimpleNamespace(distance=4096, recall=0.875)], "window only": [SimpleNamespace(recall=0.03)]}
+    example.run = lambda folder: SimpleNamespace(recall=found)
+    example.main()
+    assert capsys.readouterr().out == "4,096 tokens after the facts: 88% with a memory, 3% without\n"
