@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -179,3 +184,33 @@ def test_rows_without_an_interval_or_a_score_are_drawn_or_left_out(tmp_path):
     ]
     plot(rows, tmp_path / "x.png", "t", "accuracy", 0.1)
     assert (tmp_path / "x.png").stat().st_size > 3000
+
+
+def children(pid: int) -> set[int]:
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(entry.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.add(int(entry.parent.name))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+def test_workers_end_when_the_run_is_killed(tmp_path):
+    overrides = [f"{name}={value}" for name, value in SMALL.items()]
+    command = [sys.executable, "-m", "mnemos", "ablate", "--preset", "atlas", "--ablations", "gd", "--seeds", "1"]
+    command += ["--length", "16", "--pairs", "2", "--vocab-size", "16", "--batch-size", "2", "--examples", "4"]
+    command += ["--steps", "3000", "--workers", "2", "--output", str(tmp_path), "--set", *overrides]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while len(workers := children(process.pid)) < 3 and time.monotonic() < deadline:  # two, and multiprocessing's own
+        time.sleep(0.5)
+    assert len(workers) == 3
+    time.sleep(10)  # they import torch first
+    process.kill()
+    process.wait()
+    while (left := {pid for pid in workers if Path(f"/proc/{pid}").exists()}) and time.monotonic() < deadline + 20:
+        time.sleep(0.5)
+    assert not left
+    assert json.loads((tmp_path / "settings.json").read_text())["steps"] == 3000

@@ -10,6 +10,7 @@ import json
 import math
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -120,9 +121,13 @@ def _run_cells(
 
 
 def _prepare(threads: int) -> None:
+    """A worker's threads; and its end, should the process that started it be killed: nothing else would tell it."""
     import torch
 
     torch.set_num_threads(threads)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
 def _result(future: Future, name: str, seed: int) -> dict[str, Any]:
