@@ -107,6 +107,7 @@ def test_what_the_kernel_does_not_know_goes_by_torch():
     for spec in (
         MemorySpec(key_dim=8, value_dim=8, rule="muon"),
         MemorySpec(key_dim=8, value_dim=8, structure="linear", anchor="token"),
+        MemorySpec(key_dim=8, value_dim=8, depth=17),
     ):
         assert not choose_mode("auto", k, spec).native
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -16,9 +16,9 @@ from torch.utils import deterministic
 
 from ..memory.chain_plan import Plan
 from ..memory.joints import GeGlu
+from ..memory.mode import MAPS
 from .build import Unavailable, gemm, library
 
-MAPS = 16
 Many = ctypes.c_int64 * MAPS
 Pointers = ctypes.c_void_p * MAPS
 

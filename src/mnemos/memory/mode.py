@@ -10,6 +10,7 @@ from torch import Tensor
 from .spec import MemorySpec
 
 BACKENDS = ("auto", "torch", "cpp")
+MAPS = 16  # of a chain, at most, for the kernel
 
 
 class Mode(NamedTuple):
@@ -26,7 +27,9 @@ def choose_mode(backend: str, k: Tensor, spec: MemorySpec) -> Mode:
     low = None
     if k.dtype != torch.float64 and torch.is_autocast_enabled(k.device.type):
         low = torch.get_autocast_dtype(k.device.type)
-    known = spec.rule == "gd" and spec.anchor == "chunk" and spec.network.chain is not None and not spec.grows
+    chain = spec.network.chain
+    known = spec.rule == "gd" and spec.anchor == "chunk" and not spec.grows
+    known = known and chain is not None and len(chain.groups) <= MAPS
     plain = k.device.type == "cpu" and type(k) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
     if backend == "torch" or low is not None or not known or not plain:
         return Mode(low)
