@@ -249,9 +249,8 @@ class _Muon(torch.autograd.Function):
                 DW_old = [beta[i][:, -1, None, None] * x for x in DW]
                 Dbeta[i][:, -1] += sum((x * w).sum((1, 2)) for x, w in zip(DW, W))
                 if plan.commit:
-                    DO = [lr[i][:, None, None] * x for x in DW]
-                    for x, y in zip(DS, _commit_backward(plan, moved, grams, DO, DW, Dlr[i])):
-                        x.add_(y)
+                    for x, y in zip(DS, _commit_backward(plan, moved, grams, DW, Dlr[i])):
+                        x.addcmul_(y, lr[i][:, None, None])
                 if chain.reads:
                     _old_reads_backward(plan, Dy[i], q[i], beta[i], W, zq, DW_old, Dq[i], Dbeta[i], ws)
                 Dside = _momentum_backward(chain, n[i], m[i], S, side, DS, Dn[i], Dm[i], ws)
@@ -314,16 +313,14 @@ def _old_reads_backward(plan: MuonPlan, Dy, q, beta, W, zq, DW, Dq: Tensor, Dbet
         Dbeta[:, span.start + shift : span.stop + shift] += part[1]
 
 
-def _commit_backward(plan: MuonPlan, moved, grams, DO, DW, Dlr: Tensor) -> list[Tensor]:
-    """Gradient of the momentum from that of the step; adds to Dlr."""
-    steps, grads = [], []
-    for index, (stack, D_stack) in enumerate(zip(_stack(plan, moved), _stack(plan, DO))):
+def _commit_backward(plan: MuonPlan, moved, grams, DW, Dlr: Tensor) -> list[Tensor]:
+    """Gradient of the momentum, for lr 1, from that of the weights; adds to Dlr."""
+    grads = []
+    for index, (stack, D_stack) in enumerate(zip(_stack(plan, moved), _stack(plan, DW))):
         mine = list(grams[index * plan.steps : (index + 1) * plan.steps])
-        step, grad = orthogonalise_backward(stack, mine, plan.coefficients, D_stack)
-        steps.append(step)
+        inner, grad = orthogonalise_backward(stack, mine, plan.coefficients, D_stack)
+        Dlr += inner.view(-1, len(Dlr)).sum(0)
         grads.append(grad)
-    for x, step in zip(DW, _unstack(plan, steps, DW)):
-        Dlr += (x * step).sum((1, 2))
     return _unstack(plan, grads, DW)
 
 

@@ -1,10 +1,14 @@
 """Newton–Schulz orthogonalisation of stacked matrices, the step of rule "muon", with a backward that recomputes.
 
-Forward keeps only the small Gram matrices X Xᵀ of each iteration; backward rebuilds the iterates from them.
-G matrices of d x e with d <= e (tall ones are transposed first).
+One iteration is X ← Q X with Q = a + b A + c A², A = X Xᵀ. Several in a row are X ← (… Q₂ Q₁) X, and the Gram matrix of the next
+iterate is Q A Q: wide matrices are touched once per stage of up to three iterations, the rest is products of small ones. (Longer
+stages lose digits: what rounding leaves of a small eigenvalue of A grows twelvefold at each iteration; at a stage's start A is exact.)
+Forward keeps only the Gram matrices; backward rebuilds the rest from them. G matrices of d x e with d <= e (tall ones are transposed first).
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -13,6 +17,8 @@ from torch.autograd.function import once_differentiable
 from .workspace import without_autocast
 
 FLOOR = 1e-7  # Frobenius norm below which there is no step and no gradient
+STAGE = 3  # iterations between two products with wide matrices, if they are at least WIDE times as wide as high
+WIDE = 2
 
 Polynomial = tuple[float, float, float]
 
@@ -52,34 +58,69 @@ def orthogonalise(S: Tensor, steps: int, coefficients: Polynomial) -> tuple[Tens
     """S (G, d, e) with d <= e -> the step and the Gram matrix of every iterate, (G, d, d)."""
     X, _, _ = _normalise(S)
     grams = []
-    for _ in range(steps):
-        gram = torch.bmm(X, X.mT)
-        grams.append(gram)
-        X = torch.baddbmm(X, _polynomial(gram, coefficients), X, beta=coefficients[0])
+    for stage in _stages(S, steps):
+        gram, product = torch.bmm(X, X.mT), None
+        for i in stage:
+            grams.append(gram)
+            Q = _polynomial(gram, coefficients)
+            product = Q if product is None else torch.bmm(Q, product)
+            if i != stage[-1]:
+                gram = torch.bmm(Q, torch.bmm(gram, Q))
+        assert product is not None
+        X = torch.bmm(product, X)
     return X, grams
 
 
 def orthogonalise_backward(
     S: Tensor, grams: list[Tensor], coefficients: Polynomial, DX: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The step again, and the gradient of S from that of the step."""
-    a, b, c = coefficients
+    """From the gradient of the step: its inner product with the step (G,), and the gradient of S (G, d, e)."""
     X, norm, alive = _normalise(S)
-    iterates, polynomials = [X], []
-    for gram in grams:
-        polynomials.append(_polynomial(gram, coefficients))
-        iterates.append(torch.baddbmm(iterates[-1], polynomials[-1], iterates[-1], beta=a))
-    step = iterates.pop()
-    for X, gram, B in zip(reversed(iterates), reversed(grams), reversed(polynomials)):
-        DB = torch.bmm(DX, X.mT)
-        DB = DB + DB.mT  # only its symmetric part counts: X Xᵀ is symmetric
-        Dgram = torch.baddbmm(DB, DB, gram, beta=b, alpha=c)
-        Dgram.baddbmm_(gram, DB, alpha=c)
-        DX = torch.baddbmm(DX, B, DX, beta=a)
+    Q = [_polynomial(gram, coefficients) for gram in grams]
+    starts, products, stages = [], {}, list(_stages(S, len(grams)))
+    for stage in stages:
+        starts.append(X)
+        for i in stage:
+            products[i] = Q[i] if i == stage[0] else torch.bmm(Q[i], products[i - 1])
+        if stage is not stages[-1]:
+            X = torch.bmm(products[stage[-1]], X)
+    inner = None
+    for stage, X in zip(reversed(stages), reversed(starts)):
+        Dgram = _stage_backward(stage, grams, Q, products, coefficients, torch.bmm(DX, X.mT))
+        DX = torch.bmm(products[stage[-1]], DX)
+        inner = (X * DX).sum((-2, -1)) if inner is None else inner
         DX.baddbmm_(Dgram, X)
-    X = iterates[0]
+    assert inner is not None
     along = (X * DX).sum((-2, -1), keepdim=True)
-    return step, torch.addcmul(DX, X, along, value=-1).mul_(alive / norm)
+    return inner, torch.addcmul(DX, X, along, value=-1).mul_(alive / norm)
+
+
+def _stage_backward(stage: range, grams, Q, products, coefficients: Polynomial, DP: Tensor) -> Tensor:
+    """From the gradient of a stage's product: twice that of its first Gram matrix. Every Q and A is symmetric, so only symmetric
+    parts count; they are formed with their transpose, which is where the 2 comes from."""
+    _, b, c = coefficients
+    DP, Dgram = DP + DP.mT, None
+    for i in reversed(stage):
+        half = torch.bmm(DP, products[i - 1]).mul_(0.5) if i != stage[0] else 0.5 * DP
+        if Dgram is None:
+            DQ, carried = half + half.mT, None
+        else:
+            carried = torch.bmm(Dgram, Q[i])
+            half.baddbmm_(carried, grams[i])
+            DQ, carried = half + half.mT, torch.bmm(Q[i], carried)
+        around = torch.bmm(DQ, grams[i]).mul_(c)
+        Dgram = DQ.mul_(b).add_(around).add_(around.mT)
+        Dgram = Dgram if carried is None else Dgram.add_(carried)
+        if i != stage[0]:
+            DP = torch.bmm(Q[i], DP)
+    assert Dgram is not None
+    return Dgram
+
+
+def _stages(S: Tensor, steps: int) -> Iterator[range]:
+    """Iterations 0..steps-1 in runs that share one product with the wide matrices."""
+    length = STAGE if S.shape[2] >= WIDE * S.shape[1] else 1
+    return (range(i, min(i + length, steps)) for i in range(0, steps, length))
 
 
 def _normalise(S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,5 +132,8 @@ def _normalise(S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _polynomial(gram: Tensor, coefficients: Polynomial) -> Tensor:
-    _, b, c = coefficients
-    return torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+    """a + b gram + c gram²"""
+    a, b, c = coefficients
+    Q = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+    Q.diagonal(dim1=-2, dim2=-1).add_(a)
+    return Q
