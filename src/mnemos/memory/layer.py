@@ -15,6 +15,7 @@ from .config import NeuralMemoryConfig
 from .conv import CausalConv1d
 from .features import Exp, make_features
 from .gating import Gating, momentum_since_commit
+from .mode import layer_kernel
 from .norm import RMSNorm, l2_normalize, rms_norm
 from .recompute import recomputed
 from .scan import read, scan
@@ -156,6 +157,13 @@ class NeuralMemory(nn.Module):
     def _project(self, x, state: MemoryState, mask, cu_seqlens) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """q, k (B, T, H, K), v (B, T, H, V) and the convolution's new tail."""
         mixed, tail = self.qkv(x), None
+        kernel = None
+        if mask is None and cu_seqlens is None:
+            weight = None if self.conv is None else self.conv.weight
+            kernel = layer_kernel(self.config.backend, mixed, weight, state.conv)
+        if kernel is not None:
+            dims = tuple(n // self.heads for n in self.splits)
+            return kernel.Mix.apply(mixed, state.conv, weight, self.heads, dims, self._norms())
         if self.conv is not None:
             mixed, tail = self.conv(mixed, state.conv, mask, cu_seqlens)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
@@ -172,6 +180,12 @@ class NeuralMemory(nn.Module):
             v = l2_normalize(v / self.config.value_bound, eps=1.0) * self.config.value_bound
         return q, k, v
 
+    def _norms(self) -> tuple[tuple[float, float], ...]:
+        """(alpha, epsilon) for q, k and v: each head s becomes s / sqrt(alpha Σ s² + epsilon), as `_activate` does it."""
+        config, bound = self.config, self.config.value_bound
+        keys = {"l2": (1.0, config.eps), "rms": (1 / self.spec.key_dim, config.eps)}.get(config.qk_norm, (0.0, 1.0))
+        return keys, keys, (0.0, 1.0) if bound is None else (bound**-2, 1.0)
+
     def _gates(self, x, state: MemoryState, mask, cu_seqlens) -> Gates:
         gates = self.gating(x)
         if self.spec.rule == "muon" and not self.config.momentum:
@@ -180,10 +194,8 @@ class NeuralMemory(nn.Module):
         return gates
 
     def _output(self, y: Tensor, x: Tensor) -> Tensor:
-        y = self.norm(y).flatten(2)  # B T H*V
-        if self.output_gate is not None:
-            y = y * F.silu(self.output_gate(x))
-        return self.out(y)
+        gate = None if self.output_gate is None else self.output_gate(x).view(y.shape)
+        return self.out(rms_norm(y, self.norm.weight, self.norm.eps, gate, self.config.backend).flatten(2))
 
     def _check(self, x: Tensor, state: MemoryState | None, mask, cu_seqlens) -> tuple[Tensor, MemoryState]:
         """Refuse what does not fit, in words; fill in the state; blank masked tokens, which may hold anything."""

@@ -1,4 +1,4 @@
-"""How a scan is carried out: in which precision, and by the torch path or by the kernel for CPUs."""
+"""How work is carried out: in which precision, and by the torch path or by a kernel for CPUs."""
 
 from __future__ import annotations
 
@@ -49,3 +49,12 @@ def chain_kernel():
     from ..kernels.chain import Chain
 
     return Chain
+
+
+def layer_kernel(backend: str, *tensors: Tensor | None):
+    """The kernels for what a layer does around its scan, where they can take these tensors."""
+    if backend == "torch" or torch.compiler.is_compiling():
+        return None
+    from ..kernels import layer
+
+    return layer if layer.usable(*tensors) else None

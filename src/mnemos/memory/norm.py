@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from .mode import layer_kernel
 
 
 def _wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
-    """x / sqrt(mean(x²) + eps) over the last axis, times `weight` (broadcast). (..., D) -> (..., D), finite gradient at 0.
+def rms_norm(
+    x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, gate: Tensor | None = None, backend: str = "auto"
+) -> Tensor:
+    """x / sqrt(mean(x²) + eps) over the last axis, times `weight`, times SiLU of `gate`, which is like x.
+
+    (..., D) -> (..., D), with a finite gradient at 0. weight: (D,), or as many of x's last axes as it has.
 
     >>> rms_norm(torch.tensor([3.0, 4.0])).square().mean().round(decimals=3)
     tensor(1.)
     """
+    whole = weight is None or weight.shape == x.shape[x.dim() - weight.dim() :]
+    kernel = layer_kernel(backend, x, weight, gate) if whole else None
+    if kernel is not None:
+        return kernel.GatedNorm.apply(x, weight, gate, eps)
     wide = _wide(x)
     y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (y if weight is None else y * weight).to(x.dtype)
+    y = (y if weight is None else y * weight).to(x.dtype)
+    return y if gate is None else y * F.silu(gate)
 
 
 def l2_normalize(x: Tensor, eps: float = 1e-6) -> Tensor:

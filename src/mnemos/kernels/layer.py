@@ -1,0 +1,154 @@
+"""What a layer does around its scan in C++ (layer.cpp): `memory.layer`'s convolution, SiLU and norms, and `memory.norm.rms_norm`."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ..memory.norm import rms_norm
+from .build import Unavailable, library
+
+Three = ctypes.c_int64 * 3
+Numbers = ctypes.c_double * 3
+Pointers = ctypes.c_void_p * 3
+
+
+def usable(*tensors: Tensor | None) -> bool:
+    """Whether the kernel can take these: plain CPU tensors, all float32 or all float64, outside of autocast and compilation."""
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+        return False
+    given = [x for x in tensors if x is not None]
+    dtype = given[0].dtype
+    if dtype not in (torch.float32, torch.float64) or not _available():
+        return False
+    return all(x.device.type == "cpu" and x.dtype == dtype and type(x) in (Tensor, torch.nn.Parameter) for x in given)
+
+
+@functools.cache
+def _available() -> bool:
+    try:
+        library("layer")
+    except Unavailable:
+        return False
+    return True
+
+
+class _Mix(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("rows", "time", "width", "heads")),
+        ("dim", Three),
+        ("alpha", Numbers),
+        ("epsilon", Numbers),
+        ("threads", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("x", "tail", "weight")),
+        ("out", Pointers),
+        ("Dout", Pointers),
+        *((name, ctypes.c_void_p) for name in ("Dx", "Dtail", "Dweight")),
+    ]
+
+
+class _GatedNorm(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("vectors", "dim", "period", "threads")),
+        ("epsilon", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in ("x", "scale", "gate", "y", "Dy", "Dx", "Dscale", "Dgate")),
+    ]
+
+
+def _at(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
+def _run(name: str, dtype: torch.dtype, job: ctypes.Structure) -> None:
+    getattr(library("layer"), f"mnemos_{name}_{'float' if dtype == torch.float32 else 'double'}")(ctypes.byref(job))
+
+
+class Mix(torch.autograd.Function):
+    """x (B, T, C), tail (B, width-1, C) and weight (width, C), or None and None -> q, k, v (B, T, H, ·) and the new tail or None.
+
+    dims: of a head's q, k and v. norms: for each of the three (alpha, epsilon) of s / sqrt(alpha Σ s² + epsilon).
+    """
+
+    @staticmethod
+    def forward(ctx, x, tail, weight, heads: int, dims: tuple[int, ...], norms: tuple[tuple[float, float], ...]):
+        ctx.set_materialize_grads(False)
+        x = x.contiguous()
+        tail, weight = (None if y is None else y.contiguous() for y in (tail, weight))
+        ctx.heads, ctx.dims, ctx.norms = heads, dims, norms
+        ctx.save_for_backward(x, tail, weight)
+        outputs = [x.new_empty(*x.shape[:2], heads, d) for d in dims]
+        job = _mix(ctx, x, tail, weight)
+        job.out = Pointers(*map(_at, outputs))
+        _run("mix", x.dtype, job)
+        if tail is None:
+            return *outputs, None
+        T, context = x.shape[1], tail.shape[1]
+        return *outputs, x[:, T - context :].clone() if context <= T else torch.cat([tail[:, T:], x], 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *grads):
+        x, tail, weight = ctx.saved_tensors
+        given = [None if D is None else D.contiguous() for D in grads[:3]]
+        Dx, (Dtail, Dweight) = torch.empty_like(x), (None if y is None else torch.empty_like(y) for y in (tail, weight))
+        job = _mix(ctx, x, tail, weight)
+        job.Dout = Pointers(*map(_at, given))
+        job.Dx, job.Dtail, job.Dweight = _at(Dx), _at(Dtail), _at(Dweight)
+        _run("mix_backward", x.dtype, job)
+        if grads[3] is not None and Dtail is not None:
+            T, context = x.shape[1], Dtail.shape[1]
+            kept = min(T, context)
+            Dx[:, T - kept :] += grads[3][:, context - kept :]
+            if context > T:
+                Dtail[:, T:] += grads[3][:, : context - T]
+        return Dx, Dtail, Dweight, None, None, None
+
+
+def _mix(ctx, x: Tensor, tail: Tensor | None, weight: Tensor | None) -> _Mix:
+    alpha, epsilon = zip(*ctx.norms)
+    width = 0 if weight is None else weight.shape[0]
+    job = _Mix(x.shape[0], x.shape[1], width, ctx.heads, Three(*ctx.dims), Numbers(*alpha), Numbers(*epsilon))
+    job.threads = torch.get_num_threads()
+    job.x, job.tail, job.weight = _at(x), _at(tail), _at(weight)
+    return job
+
+
+class GatedNorm(torch.autograd.Function):
+    """x (..., D), scale of x's last axes or None, gate like x or None -> rms_norm(x) · scale · silu(gate), (..., D)."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, scale: Tensor | None, gate: Tensor | None, epsilon: float) -> Tensor:
+        x = x.contiguous()
+        scale, gate = (None if y is None else y.contiguous() for y in (scale, gate))
+        ctx.epsilon = epsilon
+        ctx.save_for_backward(x, scale, gate)
+        y = torch.empty_like(x)
+        job = _gated_norm(x, scale, gate, epsilon)
+        job.y = _at(y)
+        _run("gated_norm", x.dtype, job)
+        return y
+
+    @staticmethod
+    def backward(ctx, Dy: Tensor):  # ty: ignore[incompatible-method-override]
+        x, scale, gate = ctx.saved_tensors
+        if torch.is_grad_enabled():  # somebody wants second derivatives, which torch knows
+            wanted = [y for y, need in zip((x, scale, gate), ctx.needs_input_grad) if need]
+            y = rms_norm(x, scale, ctx.epsilon, gate, backend="torch")
+            found = iter(torch.autograd.grad(y, wanted, Dy, create_graph=True))
+            return *(next(found) if need else None for need in ctx.needs_input_grad[:3]), None
+        Dy = Dy.contiguous()
+        Dx, Dscale, Dgate = (None if y is None else torch.empty_like(y) for y in (x, scale, gate))
+        job = _gated_norm(x, scale, gate, ctx.epsilon)
+        job.Dy, job.Dx, job.Dscale, job.Dgate = _at(Dy), _at(Dx), _at(Dscale), _at(Dgate)
+        _run("gated_norm_backward", x.dtype, job)
+        return Dx, Dscale, Dgate, None
+
+
+def _gated_norm(x: Tensor, scale: Tensor | None, gate: Tensor | None, epsilon: float) -> _GatedNorm:
+    D = x.shape[-1]
+    period = 1 if scale is None else scale.numel() // D
+    return _GatedNorm(x.numel() // D, D, period, torch.get_num_threads(), epsilon, _at(x), _at(scale), _at(gate))
