@@ -256,7 +256,7 @@ def test_positions_go_on_in_the_cache_at_any_height():
     """Scores see distances alone: moving a cache and its position by ten million tokens changes no output."""
     layer, x, height = build(64), some(1, 30, DIM), 10**7
     near, _ = layer(torch.cat((torch.zeros(1, 44, DIM, dtype=f64), x), 1))
-    _, k, v = layer.project(x[:, :20], torch.arange(20).unsqueeze(0) + height)
+    _, k, v = layer.project(x[:, :20], layer.angles(torch.arange(20).unsqueeze(0) + height, f64))
     ring = torch.zeros(2, 1, 64, *k.shape[2:], dtype=f64)  # the other slots: tokens of zeros, as above
     ring[:, :, (torch.arange(20) + height) % 64] = torch.stack((k, v)).detach()
     for lengths in ([10], [1] * 10):

@@ -19,8 +19,13 @@ from ..memory import MemoryState, NeuralMemory
 from ..memory import read as read_memory
 from ..memory.norm import RMSNorm, l2_normalize, rms_norm
 from ..nn import RowCache, SegmentAttention, SegmentCache
+from ..nn.attention_segment import Ahead
 from .config import MnemosConfig
 from .gate import Gate, State, attention_choices
+
+Part = tuple[
+    Tensor, Tensor
+]  # of some tokens: what attention made of them (B, T, D), what the memory answers (B, T, H, V)
 
 
 @dataclass
@@ -77,26 +82,25 @@ class ContextMixer(nn.Module):
         self.gate = Gate(config)
 
     def forward(self, x: Tensor, state: State | None, mask: Tensor | None, persistent: int, use_cache: bool):
-        now, before = self._begin(x[:, :persistent], state)
+        now, parts = self._begin(x[:, :persistent], state)
         real, mask = x[:, persistent:], None if mask is None else mask[:, persistent:]
         offset = self._common_offset(now, mask)
-        y, m = self._ragged(real, mask, now) if offset is None else self._aligned(real, offset, now)
-        if before is not None:
-            y, m = torch.cat([before[0], y], 1), torch.cat([before[1], m], 1)
-        return self.gate(y, m, x), now.state() if use_cache else None
+        parts += self._ragged(real, mask, now) if offset is None else self._aligned(real, offset, now)
+        y, answers = (torch.cat(pieces, 1) if len(pieces) > 1 else pieces[0] for pieces in zip(*parts))
+        return self.gate(y, self.memory.output(answers, y), x), now.state() if use_cache else None
 
-    def _begin(self, persistent: Tensor, state: State | None) -> tuple[_Now, tuple[Tensor, Tensor] | None]:
+    def _begin(self, persistent: Tensor, state: State | None) -> tuple[_Now, list[Part]]:
         """Where the rows stand, and attention and memory of the persistent tokens, which come before every segment."""
         if state is not None:
             memory: MemoryState = state["memory"]
-            return _Now(memory, state["attention"], _unflatten(state["frozen"].weights, memory)), None
+            return _Now(memory, state["attention"], _unflatten(state["frozen"].weights, memory)), []
         B, P = persistent.shape[:2]
         now = _Now(self.memory.initial_state(B), None, None)
         if not P:
-            return now, None
+            return now, []
         y, now.attention = self.attention(persistent, torch.zeros_like(persistent), persistent=P)
-        m, now.memory = self.memory(y, now.memory)
-        return now, (y, m)
+        answers, now.memory = self.memory.recall(y, now.memory)
+        return now, [(y, answers)]
 
     def _common_offset(self, now: _Now, mask: Tensor | None) -> int | None:
         """How far all rows are into their segments, if they agree and bring the same number of tokens."""
@@ -107,27 +111,29 @@ class ContextMixer(nn.Module):
         offsets = set(now.attention.position.remainder(self.length).tolist())
         return offsets.pop() if len(offsets) == 1 else None
 
-    def _aligned(self, x: Tensor, offset: int, now: _Now) -> tuple[Tensor, Tensor]:
+    def _aligned(self, x: Tensor, offset: int, now: _Now) -> list[Part]:
         """All rows at the same place of their segments: pieces are slices."""
-        q, parts, start = self.retrieval.queries(x), [], 0
-        while start < x.shape[1]:
-            end = min(x.shape[1], start + self.length - offset)
+        T, L = x.shape[1], self.length
+        first = min(T, L - offset)
+        sizes = [first, *(min(L, T - start) for start in range(first, T, L))]
+        ahead = self.attention.look_ahead(x, offset, sizes) if T > 1 else [None]
+        parts = []
+        for piece, q, known in zip(x.split(sizes, 1), self.retrieval.queries(x).split(sizes, 1), ahead):
             if offset == 0:
                 now.frozen = now.memory.weights
-            parts.append(self._piece(x[:, start:end], q[:, start:end], None, now))
-            start, offset = end, 0
-        if len(parts) == 1:
-            return parts[0]
-        return torch.cat([y for y, _ in parts], 1), torch.cat([m for _, m in parts], 1)
+            parts.append(self._piece(piece, q, None, now, known))
+            offset = 0
+        return parts
 
-    def _ragged(self, x: Tensor, mask: Tensor | None, now: _Now) -> tuple[Tensor, Tensor]:
+    def _ragged(self, x: Tensor, mask: Tensor | None, now: _Now) -> list[Part]:
         """Piece k holds, of every row, the tokens of its k-th segment in this call."""
         B, T, L = x.shape[0], x.shape[1], self.length
         count = torch.full((B,), T, device=x.device) if mask is None else mask.sum(1)
         offset = torch.zeros_like(count) if now.attention is None else now.attention.position % L
         row = torch.arange(B, device=x.device).unsqueeze(1)
         q = self.retrieval.queries(x)
-        y, m = x.new_zeros(2, B, T + 1, x.shape[2])  # one more column, for what is not valid
+        y = x.new_zeros(B, T + 1, x.shape[2])  # one more column, for what is not valid
+        answers = x.new_zeros(B, T + 1, self.memory.heads, self.memory.spec.value_dim)
         for k in range(max(1, -(-int((offset + count).max()) // L))):
             begin = (k * L - offset).clamp(min=0)
             end = torch.minimum(count, (k + 1) * L - offset)
@@ -137,10 +143,10 @@ class ContextMixer(nn.Module):
             now.freeze(valid[:, 0] & (offset + begin).remainder(L).eq(0))
             source, target = (row, column.clamp(max=T - 1)), (row, column.where(valid, T))
             made = self._piece(x[source], q[source], None if bool(valid.all()) else valid, now)
-            y, m = (whole.index_put(target, part.to(x.dtype)) for whole, part in zip((y, m), made))
-        return y[:, :T], m[:, :T]
+            y, answers = (whole.index_put(target, part.to(x.dtype)) for whole, part in zip((y, answers), made))
+        return [(y[:, :T], answers[:, :T])]
 
-    def _piece(self, x: Tensor, q: Tensor, mask: Tensor | None, now: _Now) -> tuple[Tensor, Tensor]:
+    def _piece(self, x: Tensor, q: Tensor, mask: Tensor | None, now: _Now, ahead: Ahead | None = None) -> Part:
         """Tokens x (B, T, D) of one segment of every row, and what they ask (B, T, H, K): attention and memory of them."""
         assert now.frozen is not None
         frozen = dataclasses.replace(now.memory, weights=now.frozen, anchor=now.frozen)
@@ -151,9 +157,9 @@ class ContextMixer(nn.Module):
         retrieved = self.retrieval(retrieved, frozen, self.memory.features)
         if self.retrieval.longterm is not None:
             longterm, retrieved = retrieved.split([len(self.retrieval.longterm), x.shape[1]], 1)
-        y, now.attention = self.attention(x, retrieved, longterm, now.attention, mask)
-        m, now.memory = self.memory(y, now.memory, mask)
-        return y, m
+        y, now.attention = self.attention(x, retrieved, longterm, now.attention, mask, ahead=ahead)
+        answers, now.memory = self.memory.recall(y, now.memory, mask)
+        return y, answers
 
 
 @dataclass

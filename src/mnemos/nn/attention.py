@@ -122,7 +122,7 @@ class Attention(Heads):
         positions = cache.position.unsqueeze(1)  # B 1
         if T > 1:
             positions = positions + torch.arange(T, device=x.device)
-        q, k, v = self.project(x, positions)
+        q, k, v = self.project(x, self.angles(positions, x.dtype))
         if W is None:
             y, new = self._extend(q, k, v, cache, positions, mask)
         elif T == 1:
@@ -142,7 +142,9 @@ class Attention(Heads):
             mask = mask | (index < P)
             x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
             count = mask.sum(1) - P
-        q, k, v = self.project(x, (index - P).clamp(min=0).unsqueeze(0))  # position 0 turns nothing
+        q, k, v = self.project(
+            x, self.angles((index - P).clamp(min=0).unsqueeze(0), x.dtype)
+        )  # position 0 turns nothing
         W = self.window
         y = attend(q, k, v, causal=True) if W is None else sliding_attention(q, k, v, W, P)
         y = self.out(y.flatten(2))

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .cache import RowCache, place_tokens
-from .heads import Heads, attend
+from .heads import Heads, Table, attend
 
 
 @dataclass
@@ -31,6 +32,13 @@ class SegmentCache(RowCache):
     persistent: int = 0
     longterm: int = 0
     inplace: bool = False
+
+
+class Ahead(NamedTuple):
+    """Of a piece of T tokens: its rotary table, and q (B, T, H, D), k and v (B, T, G, D)."""
+
+    angles: Table
+    own: tuple[Tensor, Tensor, Tensor]
 
 
 class SegmentAttention(Heads):
@@ -82,6 +90,7 @@ class SegmentAttention(Heads):
         mask: Tensor | None = None,
         persistent: int = 0,
         use_cache: bool = True,
+        ahead: Ahead | None = None,
     ) -> tuple[Tensor, SegmentCache | None]:
         """x, retrieved (B, T, dim) after the tokens of `cache` -> y (B, T, dim) and the new cache (None without use_cache).
 
@@ -89,6 +98,7 @@ class SegmentAttention(Heads):
         mask: (B, T) bool, True on a prefix of each row. Tokens behind it change nothing; their y is finite and means nothing.
         persistent: without a cache, the first so many tokens of x are persistent: they see each other causally and
         are seen by all; what was retrieved for them is ignored.
+        ahead: this piece of what `look_ahead` gave for the whole sequence.
         """
         self.check(x, mask, cache, SegmentCache)
         self._check_inputs(x, retrieved, longterm, cache, persistent)
@@ -105,22 +115,33 @@ class SegmentAttention(Heads):
         if x.shape[1]:
             if mask is not None:
                 x, retrieved = (z.masked_fill(~mask.unsqueeze(-1), 0.0) for z in (x, retrieved))
-            after, cache = self._continue(x, retrieved, longterm, cache, mask)
+            after, cache = self._continue(x, retrieved, longterm, cache, mask, ahead)
             y = [*before, after]
         y = self.out((torch.cat(y, 1) if len(y) > 1 else y[0]).flatten(2))
         return y, cache if use_cache else None
 
+    def look_ahead(self, x: Tensor, offset: int, sizes: list[int]) -> list[Ahead]:
+        """Queries, keys and values of tokens x (B, T, dim), of which the first has index `offset` in its segment, in pieces of
+        these sizes: what does not wait for anything to be retrieved."""
+        index = (offset + torch.arange(x.shape[1], device=x.device)) % self.segment_len
+        angles = self.angles(index.unsqueeze(0), x.dtype)
+        pieces = (zip(*(y.split(sizes, 1) for y in group)) for group in (angles, self.project(x, angles)))
+        return [Ahead(*piece) for piece in zip(*pieces)]
+
     def _begin(self, x: Tensor) -> tuple[Tensor, SegmentCache]:
         """The persistent tokens (B, P, dim), P ≥ 0, and a cache that holds nothing else."""
         B, P = x.shape[:2]
-        q, k, v = self.project(x, torch.zeros(1, P, dtype=torch.int64, device=x.device))  # position 0 turns nothing
+        still = torch.zeros(1, P, dtype=torch.int64, device=x.device)  # position 0 turns nothing
+        q, k, v = self.project(x, self.angles(still, x.dtype))
         y = attend(q, k, v, causal=True) if P else q
         room = k.new_zeros(B, self.longterm + 2 * self.segment_len, *k.shape[2:])
         position = torch.zeros(B, dtype=torch.int64, device=x.device)
         key, value = torch.cat((k, room), 1), torch.cat((v, room), 1)
         return y, SegmentCache(position, key, value, self.segment_len, P, self.longterm)
 
-    def _continue(self, x, retrieved, longterm, cache: SegmentCache, mask) -> tuple[Tensor, SegmentCache]:
+    def _continue(
+        self, x, retrieved, longterm, cache: SegmentCache, mask, ahead: Ahead | None
+    ) -> tuple[Tensor, SegmentCache]:
         """Tokens of one segment. Heads (B, T, H, D), before the output map, and the cache with these tokens in it."""
         T, L, fixed = x.shape[1], self.segment_len, cache.persistent + self.longterm
         offset = cache.position % L
@@ -130,11 +151,12 @@ class SegmentAttention(Heads):
         if not torch.compiler.is_compiling():
             self._check_segment(offset, count, longterm)
         if T == 1:  # one pass over both is less overhead than it is work to project a query too many
-            q, k, v = self.project(torch.cat((x, retrieved), 1), own.expand(-1, 2))
+            q, k, v = self.project(torch.cat((x, retrieved), 1), self.angles(own, x.dtype))
             q, (k, rk), (v, rv) = q[:, :1], k.split(1, 1), v.split(1, 1)
         else:
-            q, k, v = self.project(x, own)
-            rk, rv = self.project_keys(retrieved, own)
+            angles = self.angles(own, x.dtype) if ahead is None else ahead.angles
+            q, k, v = self.project(x, angles) if ahead is None else ahead.own
+            rk, rv = self.project_keys(retrieved, angles)
         lk, lv = (None, None) if longterm is None or not self.longterm else self.project_keys(longterm)
         sets = ((cache.key, lk, rk, k), (cache.value, lv, rv, v))
         if T == L and mask is None:  # whole segments, so every row stands at the start of one

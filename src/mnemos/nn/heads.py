@@ -14,6 +14,8 @@ from mnemos.memory.norm import RMSNorm, rms_norm
 from .cache import RowCache
 from .rotary import rotary_table, rotate
 
+Table = tuple[Tensor, Tensor]  # cos and sin, as `rotary_table` gives them
+
 
 class Heads(nn.Module):
     """Projections of attention: `qkv` holds the maps of queries, keys and values, `out` the way back."""
@@ -45,31 +47,31 @@ class Heads(nn.Module):
         self.q_norm = RMSNorm(self.head_dim, eps) if qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, eps) if qk_norm else None
 
-    def project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x (B, T, dim) at positions (B or 1, T) -> q (B, T, H, D), k and v (B, T, G, D)."""
+    def angles(self, positions: Tensor, dtype: torch.dtype) -> Table:
+        """The rotary table of positions (B or 1, T) for tensors of this dtype."""
+        return rotary_table(positions, self.head_dim, self.rope_theta, torch.promote_types(dtype, torch.float32))
+
+    def project(self, x: Tensor, angles: Table) -> tuple[Tensor, Tensor, Tensor]:
+        """x (B, T, dim) turned by these angles -> q (B, T, H, D), k and v (B, T, G, D)."""
         qk, v = self._split(self.qkv(x), self.heads + self.kv_heads)
         if self.q_norm is not None and self.k_norm is not None:
             weight = torch.cat(
                 (self.q_norm.weight.expand(self.heads, -1), self.k_norm.weight.expand(self.kv_heads, -1))
             )
             qk = rms_norm(qk, weight, self.eps)
-        q, k = self._turn(qk, positions).split((self.heads, self.kv_heads), dim=2)
+        q, k = rotate(qk, *angles).split((self.heads, self.kv_heads), dim=2)
         return q, k, v
 
-    def project_keys(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """x (B, T, dim) -> k, v (B, T, G, D); un-rotated where positions is None."""
+    def project_keys(self, x: Tensor, angles: Table | None = None) -> tuple[Tensor, Tensor]:
+        """x (B, T, dim) -> k, v (B, T, G, D); un-rotated where there are no angles."""
         k, v = self._split(F.linear(x, self.qkv.weight[self.heads * self.head_dim :]), self.kv_heads)
         if self.k_norm is not None:
             k = self.k_norm(k)
-        return (k if positions is None else self._turn(k, positions)), v
+        return (k if angles is None else rotate(k, *angles)), v
 
     def _split(self, x: Tensor, before: int) -> tuple[Tensor, Tensor]:
         parts = x.unflatten(-1, (-1, self.head_dim)).split((before, self.kv_heads), dim=2)
         return parts[0], parts[1]
-
-    def _turn(self, x: Tensor, positions: Tensor) -> Tensor:
-        wide = torch.promote_types(x.dtype, torch.float32)
-        return rotate(x, *rotary_table(positions, self.head_dim, self.rope_theta, wide))
 
     def check(self, x: Tensor, mask: Tensor | None, cache: RowCache | None, kind: type[RowCache]) -> None:
         """Refuse, in words, what does not fit this layer."""
