@@ -387,10 +387,39 @@ def test_muon_steps_along_the_momentum_whatever_the_weights_are(steps):
     assert_close(V - 10 * W0, W - W0, 1e-12, "step")
 
 
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 6, 7])
+@pytest.mark.parametrize("shape", [(4, 4), (5, 9), (5, 10), (4, 17), (17, 4)])
+@pytest.mark.parametrize("name", ["muon", "convergent"])
+def test_newton_schulz_and_its_gradient_are_the_textbook_s(shape, steps, name):
+    """Wide matrices go through their Gram matrices, three iterations at a time; others directly."""
+    coefficients = MUON if name == "muon" else CONVERGENT
+    S = normal(3, *shape).requires_grad_()
+    actual = newton_schulz(S, steps, coefficients)
+    wide = S if shape[0] <= shape[1] else S.mT
+    expected = torch.stack([textbook_newton_schulz(m, steps, coefficients) for m in wide])
+    expected = expected if shape[0] <= shape[1] else expected.mT
+    assert_close(actual, expected, 1e-12, "step")
+    weight = normal(*actual.shape)
+    found, wanted = (torch.autograd.grad(y, S, weight)[0] for y in (actual, expected))
+    assert_close(found, wanted, 1e-11, "gradient")
+
+
+@pytest.mark.parametrize("steps", [5, 10])
+@pytest.mark.parametrize("least", [-3.0, -6.0, -12.0])
+def test_newton_schulz_in_float32_keeps_the_small_singular_values_of_wide_matrices(least, steps):
+    U = torch.linalg.qr(normal(4, 32, 32)).Q
+    V = torch.linalg.qr(normal(4, 128, 32)).Q
+    S = U * torch.logspace(0, least, 32, dtype=f64) @ V.mT
+    exact = newton_schulz(S, steps, MUON)
+    direct = torch.stack([textbook_newton_schulz(m, steps, MUON) for m in S.float()]).double()
+    lost = (newton_schulz(S.float(), steps, MUON).double() - exact).norm() / exact.norm()
+    assert lost < 3 * (direct - exact).norm() / exact.norm() + 1e-6
+
+
 def newton_schulz_inputs() -> dict[str, Tensor]:
     """Stacks of matrices, wide, square and tall: random, ill-conditioned, of rank one, zero."""
     made = {}
-    for shape in ((4, 4), (5, 9), (9, 5), (1, 6), (16, 16)):
+    for shape in ((4, 4), (5, 9), (9, 5), (1, 6), (16, 16), (4, 13), (24, 8)):
         d = min(shape)
         U = torch.linalg.qr(normal(300, shape[0], d)).Q
         V = torch.linalg.qr(normal(300, shape[1], d)).Q
