@@ -124,7 +124,7 @@ class NeuralMemory(nn.Module):
             position = _positions(x, state, mask, None)
             y, state, record = traced_scan(q, k, v, gates, state, self.spec, self.features, mask, position)
         elif x.shape[1] == 1 and cu_seqlens is None and not torch.is_grad_enabled():
-            y, state = step(q, k, v, gates, state, self.spec, self.features, mask)
+            y, state = step(q, k, v, gates, state, self.spec, self.features, mask, self.config.backend)
         else:
             y, state = scan(q, k, v, gates, state, self.spec, self.features, mask, cu_seqlens, self.config.backend)
         y, state = self._output(y, x), dataclasses.replace(state, conv=tail)

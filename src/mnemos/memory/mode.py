@@ -20,6 +20,32 @@ class Mode(NamedTuple):
     native: bool = False
 
 
+def _native_can(k: Tensor, spec: MemorySpec) -> bool:
+    """Whether the kernels know this memory, and these keys are numbers in the CPU's memory."""
+    plain = k.device.type == "cpu" and type(k) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
+    if not plain or spec.rule != "gd" or spec.anchor != "chunk" or spec.grows:
+        return False
+    chain = spec.network.chain
+    return chain is not None and len(chain.groups) <= MAPS
+
+
+def step_by_kernel(backend: str, k: Tensor, spec: MemorySpec) -> bool:
+    """Whether a step with keys k (B, 1, H, K) is the kernel's work: without gradients only."""
+    if backend not in BACKENDS:
+        raise ValueError(f"backend={backend!r} must be one of {', '.join(BACKENDS)}")
+    if backend == "torch" or torch.is_grad_enabled() or not _native_can(k, spec):
+        return False
+    from ..kernels import token
+
+    return _available(backend, token.why_not())
+
+
+def _available(backend: str, reason: str | None) -> bool:
+    if reason is not None and backend == "cpp":
+        raise ValueError(f"backend='cpp' cannot be had: {reason}; use 'auto' or 'torch'")
+    return reason is None
+
+
 def choose_mode(backend: str, k: Tensor, spec: MemorySpec) -> Mode:
     """The mode of a scan with keys k (B, T, H, K), under the autocast of the moment."""
     if backend not in BACKENDS:
@@ -27,21 +53,14 @@ def choose_mode(backend: str, k: Tensor, spec: MemorySpec) -> Mode:
     low = None
     if k.dtype != torch.float64 and torch.is_autocast_enabled(k.device.type):
         low = torch.get_autocast_dtype(k.device.type)
-    chain = spec.network.chain
-    known = spec.rule == "gd" and spec.anchor == "chunk" and not spec.grows
-    known = known and chain is not None and len(chain.groups) <= MAPS
-    plain = k.device.type == "cpu" and type(k) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
-    if backend == "torch" or low is not None or not known or not plain:
+    if backend == "torch" or low is not None or not _native_can(k, spec):
         return Mode(low)
     idle = torch.get_num_threads() > 2 * k.shape[0] * k.shape[2]  # the kernel has one thread for each row and head
     if backend == "auto" and idle:
         return Mode(low)
     from ..kernels import chain
 
-    reason = chain.why_not(torch.promote_types(k.dtype, torch.float32))
-    if reason is not None and backend == "cpp":
-        raise ValueError(f"backend='cpp' cannot be had: {reason}; use 'auto' or 'torch'")
-    return Mode(low, reason is None)
+    return Mode(low, _available(backend, chain.why_not(torch.promote_types(k.dtype, torch.float32))))
 
 
 def chain_kernel():
