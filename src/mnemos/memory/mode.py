@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,10 @@ BACKENDS = ("auto", "torch", "cpp")
 MAPS = 16  # of a chain, at most, for the kernel
 
 
+FEW = 1 << 15  # numbers up to which one call of a kernel is quicker than a chain of torch's operations
+PLAIN = (Tensor, torch.nn.Parameter)
+
+
 class Mode(NamedTuple):
     """low: precision of matmuls under autocast, None for that of the inputs. native: by the kernel."""
 
@@ -20,13 +25,36 @@ class Mode(NamedTuple):
     native: bool = False
 
 
+def token_kernels(x: Tensor, *others: Tensor | None):
+    """kernels/token.py where it can work on these tensors, else None: numbers of one type in the CPU's memory, no gradients, no
+    autocast, and nobody who records or transforms operations."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return None
+    if torch._C._are_functorch_transforms_active() or torch.is_autocast_enabled("cpu"):
+        return None
+    dtype = x.dtype
+    for y in (x, *others):
+        if y is not None and not (type(y) in PLAIN and y.is_cpu and y.dtype == dtype):
+            return None
+    if dtype not in (torch.float32, torch.float64):
+        return None
+    return _token() if _token().why_not() is None else None
+
+
+@functools.cache
+def _token():
+    """kernels/token.py, imported when it is first wanted."""
+    from ..kernels import token
+
+    return token
+
+
 def _native_can(k: Tensor, spec: MemorySpec) -> bool:
     """Whether the kernels know this memory, and these keys are numbers in the CPU's memory."""
-    plain = k.device.type == "cpu" and type(k) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
+    plain = k.device.type == "cpu" and type(k) in PLAIN and not torch.compiler.is_compiling()
     if not plain or spec.rule != "gd" or spec.anchor != "chunk" or spec.grows:
         return False
-    chain = spec.network.chain
-    return chain is not None and len(chain.groups) <= MAPS
+    return spec.chain is not None and len(spec.chain.groups) <= MAPS
 
 
 def step_by_kernel(backend: str, k: Tensor, spec: MemorySpec) -> bool:
@@ -35,9 +63,7 @@ def step_by_kernel(backend: str, k: Tensor, spec: MemorySpec) -> bool:
         raise ValueError(f"backend={backend!r} must be one of {', '.join(BACKENDS)}")
     if backend == "torch" or torch.is_grad_enabled() or not _native_can(k, spec):
         return False
-    from ..kernels import token
-
-    return _available(backend, token.why_not())
+    return _available(backend, _token().why_not())
 
 
 def _available(backend: str, reason: str | None) -> bool:

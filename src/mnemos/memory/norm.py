@@ -5,9 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from .mode import FEW, token_kernels
+
 
 def _wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _kernels(x: Tensor, weight: Tensor | None = None):
+    """For few numbers one call is quicker than a chain of operations."""
+    if not 0 < x.numel() <= FEW:
+        return None
+    if weight is not None and not (weight.is_contiguous() and weight.shape == x.shape[x.dim() - weight.dim() :]):
+        return None
+    return token_kernels(x, weight)
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
@@ -16,6 +27,9 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tens
     >>> rms_norm(torch.tensor([3.0, 4.0])).square().mean().round(decimals=3)
     tensor(1.)
     """
+    kernels = _kernels(x, weight)
+    if kernels is not None:
+        return kernels.norm(x, weight, 1.0 / x.shape[-1], eps)
     wide = _wide(x)
     y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (y if weight is None else y * weight).to(x.dtype)
@@ -27,6 +41,9 @@ def l2_normalize(x: Tensor, eps: float = 1e-6) -> Tensor:
     >>> l2_normalize(torch.tensor([3.0, 4.0]))
     tensor([0.6000, 0.8000])
     """
+    kernels = _kernels(x)
+    if kernels is not None:
+        return kernels.norm(x, None, 1.0, eps)
     wide = _wide(x)
     return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)).to(x.dtype)
 

@@ -27,7 +27,7 @@ class MemoryState:
     conv: (B, width-1, channels), the tails of a layer's convolution.
     pairs: with features "exp", the first fast map, a list with a pair for every token read; None for all other memories.
     inplace: `step` without gradients may write into this state instead of copying it; set it where nobody else goes on from it.
-    own: weights and momentum were made by such a step, as was the anchor where phase is None, and no other state holds them.
+    own: such a step made the tensors, and no other state holds them; a call that is not in place ends that.
     """
 
     spec: MemorySpec

@@ -83,14 +83,43 @@ def _step(
     y = y.reshape(*q.shape[:3], -1)
     y = y + q if spec.residual else y
 
-    position = state.position + 1
-    phase = _next_phase(state, position, spec)
-    anchor = _next_anchor(phase, position, weights, anchor, spec, inplace)
-    final = MemoryState(spec, weights, momentum, anchor, *window, position=position, phase=phase, conv=state.conv)
-    final.inplace, final.own = state.inplace, inplace
+    final = after_token(state, weights, momentum, anchor, window, inplace)
     if mask is not None:
         y, final = _skip_rows(y, final, state, mask.squeeze(1))
     return y.to(out_dtype), final
+
+
+def matrices(state: MemoryState, dtype: torch.dtype, inplace: bool) -> tuple[tuple, tuple]:
+    """Weights, momentum and anchor for a kernel to read, and weights and momentum for it to write: the same where `inplace`,
+    which are the state's own or, the first time, copies of them."""
+    W, S, A = ([x.to(dtype).contiguous() for x in xs] for xs in (state.weights, state.momentum, state.anchor))
+    if not inplace:
+        state.own = False
+        return (W, S, A), ([torch.empty_like(w) for w in W], [torch.empty_like(s) for s in S])
+    if state.own and state.dtype == dtype:
+        A = [a.clone() if a is w else a for a, w in zip(A, W)]
+    else:
+        W, S, A = ([x.clone() for x in xs] for xs in (W, S, A))
+    return (W, S, A), (W, S)
+
+
+def after_token(state: MemoryState, weights, momentum, anchor, window, inplace: bool) -> MemoryState:
+    """The state with these matrices and window buffers, one token later. inplace: an anchor of its own may be written into."""
+    position = state.position + 1
+    phase = _next_phase(state, position, state.spec)
+    anchor = _next_anchor(phase, position, weights, anchor, state.spec, inplace)
+    return MemoryState(
+        state.spec,
+        weights,
+        momentum,
+        anchor,
+        *window,
+        position=position,
+        phase=phase,
+        conv=state.conv,
+        inplace=state.inplace,
+        own=inplace,
+    )
 
 
 def _heads_first(x: Tensor) -> Tensor:  # B c H D -> G c D
@@ -101,21 +130,11 @@ def _by_kernel(query: Tensor, entries, weight: Tensor | None, gates: Gates, stat
     """What `_write_and_read` gives, by kernels/token.cpp. inplace: into the state, or the first time into a copy of it."""
     from ..kernels.token import chain_step
 
-    W, S, A = ([x.to(dtype).contiguous() for x in xs] for xs in (state.weights, state.momentum, state.anchor))
-    if not inplace:
-        new = [torch.empty_like(w) for w in W], [torch.empty_like(s) for s in S]
-    elif state.own and state.dtype == dtype:
-        A = [a.clone() if a is w else a for a, w in zip(A, W)]
-        new = W, S
-    else:
-        W, S, A = ([x.clone() for x in xs] for xs in (W, S, A))
-        new = W, S
-    lr, momentum, retain = (
-        None if gate is None else gate.to(dtype) for gate in (gates.lr, gates.momentum, gates.retain)
-    )
-    lr = lr.reshape(-1, 1, 1)
-    y = chain_step(spec, query, entries, lr if weight is None else lr * weight, (momentum, retain), (W, S, A), new)
-    return y, *new, A
+    old, new = matrices(state, dtype, inplace)
+    lr = gates.lr.to(dtype).reshape(-1, 1, 1)
+    momentum, retain = (None if gate is None else gate.to(dtype) for gate in (gates.momentum, gates.retain))
+    y = chain_step(spec, query, entries, lr if weight is None else lr * weight, (momentum, retain), old, new)
+    return y, *new, old[2]
 
 
 def _write_and_read(query: Tensor, entries, weight: Tensor | None, gates: Gates, state: MemoryState, spec, dtype):
