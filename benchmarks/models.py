@@ -81,6 +81,9 @@ def decode(job: dict) -> dict:
         for _ in range(80):  # every graph, the one of a chunk's end too
             warm = model(tokens, past_key_values=warm, use_cache=True).past_key_values
             warm.inplace = True
+    if job["batch"] > 1:  # sessions at different positions
+        starts = [model.state(torch.randint(0, 256, (1, 1 + 5 * i))) for i in range(job["batch"])]
+        cache = type(starts[0]).stack(starts)
     for at in job["at"]:
         while read < at:
             n = min(4096, at - read)
@@ -196,7 +199,8 @@ def show_decode(names: list[str], at: list[int], batch: int, kinds: tuple[bool, 
                 continue
             rows.append([label, *(f"{rate:.0f}" for rate in result["rates"].values()), f"{result['bytes']:,}"])
             print("  " + " ".join(rows[-1]), flush=True)
-    header = [f"tokens/s, depth 4, batch {batch}", *(f"at {n:,}" for n in at), "state bytes"]
+    sessions = "batch 1" if batch == 1 else f"{batch} sessions at different positions"
+    header = [f"tokens/s, depth 4, {sessions}", *(f"at {n:,}" for n in at), "state bytes"]
     print(table(header, rows), "\n")
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers import assert_close, needs_kernel
-from mnemos.kernels import build, chain
+from mnemos.kernels import build, chain, layer
 from mnemos.memory import Gates, MemorySpec, NeuralMemory, scan
 from mnemos.memory.mode import choose_mode
 
@@ -24,7 +24,7 @@ def tokens(batch: int = 2, length: int = 77, heads: int = 3):
 @pytest.fixture
 def fresh(monkeypatch):
     """What is known about the machine's compiler is found out anew, and forgotten afterwards."""
-    caches = build.library, build.gemm, chain.why_not
+    caches = build.library, build.gemm, chain.why_not, layer.available
     for cached in caches:
         cached.cache_clear()
     yield monkeypatch

@@ -1,4 +1,4 @@
-"""Optional backends of `memory.scan`, looked up lazily by the engine. Where one cannot be had, the torch path does the work.
+"""Optional backends of the engine and the layers, looked up lazily. Where one cannot be had, the torch path does the work.
 
-`cpp`: the chain engine in C++ for CPUs, compiled at first use by the machine's own compiler.
+`chain`, `decay`: the chain engine in C++ for CPUs, compiled at first use by the machine's own compiler. `token`: decoding, likewise.
 """

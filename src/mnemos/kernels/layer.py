@@ -23,13 +23,14 @@ def usable(*tensors: Tensor | None) -> bool:
         return False
     given = [x for x in tensors if x is not None]
     dtype = given[0].dtype
-    if dtype not in (torch.float32, torch.float64) or not _available():
+    if dtype not in (torch.float32, torch.float64) or not available():
         return False
     return all(x.device.type == "cpu" and x.dtype == dtype and type(x) in (Tensor, torch.nn.Parameter) for x in given)
 
 
 @functools.cache
-def _available() -> bool:
+def available() -> bool:
+    """Whether there is a compiled library. The first call compiles it: some seconds, once per machine."""
     try:
         library("layer")
     except Unavailable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .mode import FEW, token_kernels
 from .spec import Gates, MemorySpec
 from .state import MemoryState
 
@@ -77,6 +78,8 @@ def check_state(state: MemoryState, spec: MemorySpec, batch: int, heads: int, de
         raise ValueError(f"state holds {state.heads} heads, but the input has {heads}")
     if state.position.device != device:
         raise ValueError(f"state is on {state.position.device}, but the input is on {device}; use state.to(...)")
+    if state.own and not state.inplace:
+        state.own = False  # what comes of this call may hold its tensors too
 
 
 def _kind(x) -> str:
@@ -153,7 +156,8 @@ def _check_gates(gates: Gates, shape: tuple[int, int, int], spec: MemorySpec, de
         if x.device != device:
             raise ValueError(f"gates.{name} is on {x.device}, but k is on {device}")
         if not torch.compiler.is_compiling():
-            low, high = (end.item() for end in torch.aminmax(x.detach()))
+            kernels = token_kernels(x) if x.numel() <= FEW else None
+            low, high = kernels.ends(x) if kernels else (end.item() for end in torch.aminmax(x.detach()))
             if not (low >= 0.0 and high < float("inf")) or (name != "lr" and high > 1.0):
                 allowed = "finite and >= 0" if name == "lr" else "in [0, 1]"
                 raise ValueError(f"gates.{name} must be {allowed}, but ranges over [{low}, {high}]")

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .config import NeuralMemoryConfig
+from .linear import linear
 from .spec import Gates
 
 
@@ -79,26 +80,31 @@ class Gating(nn.Module):
             self.retain.copy_(torch.logit(1 - lost))
 
     def forward(self, x: Tensor) -> Gates:
-        wide = torch.promote_types(x.dtype, torch.float32)
+        if not torch.is_autocast_enabled(x.device.type):
+            return self._gates(x)
         with torch.autocast(x.device.type, enabled=False):
-            mapped = F.linear(x.to(wide), self.linear.weight.to(wide), self.linear.bias.to(wide))
-            part = dict(zip(self.sizes, mapped.split(list(self.sizes.values()), dim=-1)))
-            gates = Gates(lr=self.config.lr_ceiling * part["lr"].sigmoid())
-            if "momentum" in part:
-                gates.momentum = part["momentum"].sigmoid()
-                if self.config.rule == "gd":  # a token's pushes through S then sum to lr, whatever the momentum
-                    gates.lr = gates.lr * (-part["momentum"]).sigmoid()
-            if "retain" in part:
-                gates.retain = part["retain"].sigmoid()
-            elif self.retain is not None:
-                gates.retain = self.retain.to(wide).sigmoid().expand_as(gates.lr)
-            if "lag" in part:
-                gates.lag = part["lag"].sigmoid().unflatten(-1, (self.heads, self.window))
-            if self.token is not None:
-                hidden = F.silu(part["hidden"])
-                gates.gate = F.linear(hidden, self.token.weight.to(wide), self.token.bias.to(wide)).sigmoid()
-            if self.decay is not None:
-                gates.decay = self.decay.to(wide).sigmoid()
+            return self._gates(x)
+
+    def _gates(self, x: Tensor) -> Gates:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        mapped = linear(x.to(wide), self.linear.weight.to(wide), self.linear.bias.to(wide))
+        part = dict(zip(self.sizes, mapped.split(list(self.sizes.values()), dim=-1)))
+        gates = Gates(lr=self.config.lr_ceiling * part["lr"].sigmoid())
+        if "momentum" in part:
+            gates.momentum = part["momentum"].sigmoid()
+            if self.config.rule == "gd":  # a token's pushes through S then sum to lr, whatever the momentum
+                gates.lr = gates.lr * (-part["momentum"]).sigmoid()
+        if "retain" in part:
+            gates.retain = part["retain"].sigmoid()
+        elif self.retain is not None:
+            gates.retain = self.retain.to(wide).sigmoid().expand_as(gates.lr)
+        if "lag" in part:
+            gates.lag = part["lag"].sigmoid().unflatten(-1, (self.heads, self.window))
+        if self.token is not None:
+            hidden = F.silu(part["hidden"])
+            gates.gate = F.linear(hidden, self.token.weight.to(wide), self.token.bias.to(wide)).sigmoid()
+        if self.decay is not None:
+            gates.decay = self.decay.to(wide).sigmoid()
         return gates
 
 

@@ -15,13 +15,14 @@ from .config import NeuralMemoryConfig
 from .conv import CausalConv1d
 from .features import Exp, make_features
 from .gating import Gating, momentum_since_commit
-from .mode import layer_kernel
+from .linear import Linear
+from .mode import layer_kernel, plain, step_by_kernel, token_kernels
 from .norm import RMSNorm, l2_normalize, rms_norm
 from .recompute import recomputed
 from .scan import read, scan
 from .spec import Gates, MemorySpec
 from .state import MemoryState
-from .step import step
+from .step import after_token, matrices, step
 from .trace import Trace, traced_scan
 
 
@@ -51,7 +52,7 @@ class NeuralMemory(nn.Module):
         self.spec: MemorySpec = config.spec
         self.heads = H = config.head_count
         self.splits = [H * self.spec.key_dim, H * self.spec.key_dim, H * self.spec.value_dim]
-        self.qkv = nn.Linear(config.dim, sum(self.splits), bias=False)
+        self.qkv = Linear(config.dim, sum(self.splits), bias=False)
         self.conv = CausalConv1d(sum(self.splits), config.conv_width) if config.conv_width else None
         self.gating = Gating(config)
         self.features = make_features(self.spec, H)
@@ -61,8 +62,8 @@ class NeuralMemory(nn.Module):
             nn.ParameterList(torch.empty(H, *shape) for shape in self.spec.shapes) if config.learned_start else None
         )
         self.norm = RMSNorm(self.spec.value_dim, config.eps)
-        self.output_gate = nn.Linear(config.dim, H * self.spec.value_dim, bias=False) if config.output_gate else None
-        self.out = nn.Linear(H * self.spec.value_dim, config.dim, bias=False)
+        self.output_gate = Linear(config.dim, H * self.spec.value_dim, bias=False) if config.output_gate else None
+        self.out = Linear(H * self.spec.value_dim, config.dim, bias=False)
         self.reset_start()
 
     @torch.no_grad()
@@ -114,6 +115,10 @@ class NeuralMemory(nn.Module):
         in a single row; the state then has N rows. trace=True also returns a `Trace`.
         """
         x, state = self._check(x, state, mask, cu_seqlens)
+        if x.shape[1] == 1 and mask is None and cu_seqlens is None and not trace:
+            done = self._token(x, state)
+            if done is not None:
+                return done
         if not trace:
             y, state = self._recall(x, state, mask, cu_seqlens)
             return self.output(y, x), state
@@ -142,10 +147,35 @@ class NeuralMemory(nn.Module):
         q, k, v, tail = self._project(x, state, mask, cu_seqlens)
         gates = self._gates(x, state, mask, cu_seqlens)
         if x.shape[1] == 1 and cu_seqlens is None and not torch.is_grad_enabled():
-            y, state = step(q, k, v, gates, state, self.spec, self.features, mask)
+            y, state = step(q, k, v, gates, state, self.spec, self.features, mask, self.config.backend)
         else:
             y, state = scan(q, k, v, gates, state, self.spec, self.features, mask, cu_seqlens, self.config.backend)
         return y, dataclasses.replace(state, conv=tail)
+
+    def _token(self, x: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState] | None:
+        """`forward` of one token, as one call of a kernel; None where there is none for this layer or call."""
+        config, spec = self.config, self.spec
+        if spec.window > 1 or config.gate_parts or spec.features != "identity":
+            return None
+        if torch.is_grad_enabled() or not step_by_kernel(config.backend, x, spec):
+            return None
+        linears = self.qkv, self.gating.linear, self.output_gate, self.out
+        if not plain(self.qkv, self.conv, self.gating, self.norm, self.output_gate, self.out):
+            return None
+        qkv, gates, output_gate, out = (None if f is None else f.weight for f in linears)
+        conv, bias = None if self.conv is None else self.conv.weight, self.gating.linear.bias
+        parameters = qkv, conv, gates, bias, self.gating.retain, self.norm.weight, output_gate, out
+        kernels = token_kernels(x, state.window_key, state.conv, *parameters)
+        if kernels is None or not all(p is None or p.is_contiguous() for p in parameters):
+            return None
+        old, new = matrices(state, x.dtype, state.inplace)
+        done = kernels.layer(x, state.conv, parameters, config, old, new)
+        if done is None:
+            return None
+        window = state.window_key, state.window_value, state.window_gate
+        final = after_token(state, *new, old[2], window, state.inplace)
+        final.conv = done[1]
+        return done[0], final
 
     def read(self, x: Tensor, state: MemoryState) -> Tensor:
         """Look up with x (B, T, dim), as if it came next, without writing it: -> (B, T, dim). The state stays as it is.

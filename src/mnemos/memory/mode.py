@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -13,11 +14,73 @@ BACKENDS = ("auto", "torch", "cpp")
 MAPS = 16  # of a chain, at most, for the kernel
 
 
+FEW = 1 << 15  # numbers up to which one call of a kernel is quicker than a chain of torch's operations
+PLAIN = (Tensor, torch.nn.Parameter)
+
+
 class Mode(NamedTuple):
     """low: precision of matmuls under autocast, None for that of the inputs. native: by the kernel."""
 
     low: torch.dtype | None = None
     native: bool = False
+
+
+def token_kernels(x: Tensor, *others: Tensor | None):
+    """kernels/token.py where it can work on these tensors, else None: numbers of one type in the CPU's memory, no gradients, no
+    autocast, and nobody who records or transforms operations."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return None
+    if torch._C._are_functorch_transforms_active() or torch.is_autocast_enabled("cpu"):
+        return None
+    dtype = x.dtype
+    for y in (x, *others):
+        if y is not None and not (type(y) in PLAIN and y.is_cpu and y.dtype == dtype):
+            return None
+    if dtype not in (torch.float32, torch.float64):
+        return None
+    return _token() if _token().why_not() is None else None
+
+
+def plain(*modules: torch.nn.Module | None) -> bool:
+    """Whether a kernel may read the parameters of these modules instead of calling them: they are this package's own, not put in
+    their place by somebody else (adapters, quantised maps), and nobody listens to their calls."""
+    for module in modules:
+        if module is not None and not type(module).__module__.startswith("mnemos."):
+            return False
+        if module is not None and (module._forward_hooks or module._forward_pre_hooks):
+            return False
+    return True
+
+
+@functools.cache
+def _token():
+    """kernels/token.py, imported when it is first wanted."""
+    from ..kernels import token
+
+    return token
+
+
+def _native_can(k: Tensor, spec: MemorySpec) -> bool:
+    """Whether the kernels know this memory, and these keys are numbers in the CPU's memory."""
+    plain = k.device.type == "cpu" and type(k) in PLAIN and not torch.compiler.is_compiling()
+    if not plain or spec.rule != "gd" or spec.anchor != "chunk" or spec.grows:
+        return False
+    return spec.chain is not None and len(spec.chain.groups) <= MAPS
+
+
+def step_by_kernel(backend: str, k: Tensor, spec: MemorySpec) -> bool:
+    """Whether a step with keys k (B, 1, H, K) is the kernel's work: without gradients only."""
+    if backend not in BACKENDS:
+        raise ValueError(f"backend={backend!r} must be one of {', '.join(BACKENDS)}")
+    if backend == "torch" or torch.is_grad_enabled() or not _native_can(k, spec):
+        return False
+    return _available(backend, _token().why_not())
+
+
+def _available(backend: str, reason: str | None) -> bool:
+    if reason is not None and backend == "cpp":
+        raise ValueError(f"backend='cpp' cannot be had: {reason}; use 'auto' or 'torch'")
+    return reason is None
 
 
 def choose_mode(backend: str, k: Tensor, spec: MemorySpec) -> Mode:
@@ -27,21 +90,14 @@ def choose_mode(backend: str, k: Tensor, spec: MemorySpec) -> Mode:
     low = None
     if k.dtype != torch.float64 and torch.is_autocast_enabled(k.device.type):
         low = torch.get_autocast_dtype(k.device.type)
-    chain = spec.network.chain
-    known = spec.rule == "gd" and spec.anchor == "chunk" and not spec.grows
-    known = known and chain is not None and len(chain.groups) <= MAPS
-    plain = k.device.type == "cpu" and type(k) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
-    if backend == "torch" or low is not None or not known or not plain:
+    if backend == "torch" or low is not None or not _native_can(k, spec):
         return Mode(low)
     idle = torch.get_num_threads() > 2 * k.shape[0] * k.shape[2]  # the kernel has one thread for each row and head
     if backend == "auto" and idle:
         return Mode(low)
     from ..kernels import chain
 
-    reason = chain.why_not(torch.promote_types(k.dtype, torch.float32))
-    if reason is not None and backend == "cpp":
-        raise ValueError(f"backend='cpp' cannot be had: {reason}; use 'auto' or 'torch'")
-    return Mode(low, reason is None)
+    return Mode(low, _available(backend, chain.why_not(torch.promote_types(k.dtype, torch.float32))))
 
 
 def chain_kernel():

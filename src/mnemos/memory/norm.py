@@ -6,11 +6,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .mode import layer_kernel
+from .mode import FEW, layer_kernel, token_kernels
 
 
 def _wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _kernels(x: Tensor, weight: Tensor | None = None):
+    """For few numbers one call is quicker than a chain of operations."""
+    if not 0 < x.numel() <= FEW:
+        return None
+    if weight is not None and not (weight.is_contiguous() and weight.shape == x.shape[x.dim() - weight.dim() :]):
+        return None
+    return token_kernels(x, weight)
 
 
 def rms_norm(
@@ -23,6 +32,10 @@ def rms_norm(
     >>> rms_norm(torch.tensor([3.0, 4.0])).square().mean().round(decimals=3)
     tensor(1.)
     """
+    if gate is None and backend != "torch":
+        kernels = _kernels(x, weight)
+        if kernels is not None:
+            return kernels.norm(x, weight, 1.0 / x.shape[-1], eps)
     whole = weight is None or weight.shape == x.shape[x.dim() - weight.dim() :]
     kernel = layer_kernel(backend, x, weight, gate) if whole else None
     if kernel is not None:
@@ -39,6 +52,9 @@ def l2_normalize(x: Tensor, eps: float = 1e-6) -> Tensor:
     >>> l2_normalize(torch.tensor([3.0, 4.0]))
     tensor([0.6000, 0.8000])
     """
+    kernels = _kernels(x)
+    if kernels is not None:
+        return kernels.norm(x, None, 1.0, eps)
     wide = _wide(x)
     return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)).to(x.dtype)
 

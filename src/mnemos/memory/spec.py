@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .features import FEATURES
 from .objectives import OBJECTIVES
-from .structures import STRUCTURES, Structure
+from .structures import STRUCTURES, Chain, Structure
 
 if TYPE_CHECKING:
     from .state import MemoryState
@@ -199,6 +199,10 @@ class MemorySpec:
     @functools.cached_property
     def network(self) -> Structure:
         return STRUCTURES[self.structure](self)
+
+    @functools.cached_property
+    def chain(self) -> Chain | None:
+        return self.network.chain
 
     @functools.cached_property
     def shapes(self) -> tuple[tuple[int, int], ...]:

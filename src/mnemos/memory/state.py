@@ -26,6 +26,8 @@ class MemoryState:
     position: (B,) tokens written so far. phase: position % chunk_size while all rows agree, else None.
     conv: (B, width-1, channels), the tails of a layer's convolution.
     pairs: with features "exp", the first fast map, a list with a pair for every token read; None for all other memories.
+    inplace: `step` without gradients may write into this state instead of copying it; set it where nobody else goes on from it.
+    own: such a step made the tensors, and no other state holds them; a call that is not in place ends that.
     """
 
     spec: MemorySpec
@@ -39,6 +41,8 @@ class MemoryState:
     phase: int | None
     conv: Tensor | None = None
     pairs: Pairs | None = None
+    inplace: bool = False
+    own: bool = False
 
     @property
     def batch(self) -> int:
@@ -88,6 +92,8 @@ class MemoryState:
             position=function(self.position),
             conv=None if self.conv is None else function(self.conv),
             pairs=None if self.pairs is None else self.pairs.map(function),
+            inplace=False,
+            own=False,
         )
 
     def _anchor_is_weights(self) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .checks import check_token
 from .errors import errors_at_anchor
+from .mode import step_by_kernel
 from .newton_schulz import newton_schulz
 from .scan import lag_weights, scan
 from .spec import NS_COEFFICIENTS, Gates, MemorySpec
@@ -28,10 +29,12 @@ def step(
     spec: MemorySpec,
     features: Callable[[Tensor], Tensor] | None = None,
     mask: Tensor | None = None,
+    backend: str = "auto",
 ) -> tuple[Tensor, MemoryState]:
     """One token: q, k (B, 1, H, key_dim), v (B, 1, H, value_dim), gates (B, 1, H) -> y (B, 1, H, value_dim), state.
 
     Equal to `scan` on one token; its cost does not depend on the position, but for features "exp". mask (B, 1): rows that are False are skipped.
+    backend: as for `scan`; "cpp" works without gradients only. A state that is `inplace` may be written into, and is then spent.
 
     >>> from mnemos.memory import Gates, MemorySpec, step
     >>> spec = MemorySpec(key_dim=4, value_dim=4, structure="linear")
@@ -42,16 +45,19 @@ def step(
     """
     check_token(q, k, v, gates, state, spec, features, mask)
     if spec.grows:  # reading the list is the work, for one token as for many
-        return scan(q, k, v, gates, state, spec, features, mask)
+        return scan(q, k, v, gates, state, spec, features, mask, backend=backend)
+    native = step_by_kernel(backend, k, spec)
     if torch.is_autocast_enabled(
         k.device.type
     ):  # one token is no work for low precision, and states are float32 or wider
         with torch.autocast(k.device.type, enabled=False):
-            return _step(q, k, v, gates, state, spec, features, mask)
-    return _step(q, k, v, gates, state, spec, features, mask)
+            return _step(q, k, v, gates, state, spec, features, mask, native)
+    return _step(q, k, v, gates, state, spec, features, mask, native)
 
 
-def _step(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask) -> tuple[Tensor, MemoryState]:
+def _step(
+    q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask, native: bool
+) -> tuple[Tensor, MemoryState]:
     out_dtype = v.dtype
     dtype = torch.promote_types(torch.promote_types(k.dtype, out_dtype), state.dtype)
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
@@ -69,21 +75,66 @@ def _step(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features,
     if lag is not None:
         lag = lag.flip(-1).reshape(-1, spec.window, 1)  # oldest first, as the entries are
         weight = lag if weight is None else weight * lag
-    y, weights, momentum, anchor = _write_and_read(query, entries, weight, gates, state, spec, dtype)
+    inplace = native and state.inplace and mask is None
+    if native:
+        y, weights, momentum, anchor = _by_kernel(query, entries, weight, gates, state, spec, dtype, inplace)
+    else:
+        y, weights, momentum, anchor = _write_and_read(query, entries, weight, gates, state, spec, dtype)
     y = y.reshape(*q.shape[:3], -1)
     y = y + q if spec.residual else y
 
-    position = state.position + 1
-    phase = _next_phase(state, position, spec)
-    anchor = _next_anchor(phase, position, weights, anchor, spec)
-    final = MemoryState(spec, weights, momentum, anchor, *window, position=position, phase=phase, conv=state.conv)
+    final = after_token(state, weights, momentum, anchor, window, inplace)
     if mask is not None:
         y, final = _skip_rows(y, final, state, mask.squeeze(1))
     return y.to(out_dtype), final
 
 
+def matrices(state: MemoryState, dtype: torch.dtype, inplace: bool) -> tuple[tuple, tuple]:
+    """Weights, momentum and anchor for a kernel to read, and weights and momentum for it to write: the same where `inplace`,
+    which are the state's own or, the first time, copies of them."""
+    W, S, A = ([x.to(dtype).contiguous() for x in xs] for xs in (state.weights, state.momentum, state.anchor))
+    if not inplace:
+        state.own = False
+        return (W, S, A), ([torch.empty_like(w) for w in W], [torch.empty_like(s) for s in S])
+    if state.own and state.dtype == dtype:
+        A = [a.clone() if a is w else a for a, w in zip(A, W)]
+    else:
+        W, S, A = ([x.clone() for x in xs] for xs in (W, S, A))
+    return (W, S, A), (W, S)
+
+
+def after_token(state: MemoryState, weights, momentum, anchor, window, inplace: bool) -> MemoryState:
+    """The state with these matrices and window buffers, one token later. inplace: an anchor of its own may be written into."""
+    position = state.position + 1
+    phase = _next_phase(state, position, state.spec)
+    anchor = _next_anchor(phase, position, weights, anchor, state.spec, inplace)
+    return MemoryState(
+        state.spec,
+        weights,
+        momentum,
+        anchor,
+        *window,
+        position=position,
+        phase=phase,
+        conv=state.conv,
+        inplace=state.inplace,
+        own=inplace,
+    )
+
+
 def _heads_first(x: Tensor) -> Tensor:  # B c H D -> G c D
     return x.transpose(1, 2).reshape(-1, x.shape[1], x.shape[3])
+
+
+def _by_kernel(query: Tensor, entries, weight: Tensor | None, gates: Gates, state, spec, dtype, inplace: bool):
+    """What `_write_and_read` gives, by kernels/token.cpp. inplace: into the state, or the first time into a copy of it."""
+    from ..kernels.token import chain_step
+
+    old, new = matrices(state, dtype, inplace)
+    lr = gates.lr.to(dtype).reshape(-1, 1, 1)
+    momentum, retain = (None if gate is None else gate.to(dtype) for gate in (gates.momentum, gates.retain))
+    y = chain_step(spec, query, entries, lr if weight is None else lr * weight, (momentum, retain), old, new)
+    return y, *new, old[2]
 
 
 def _write_and_read(query: Tensor, entries, weight: Tensor | None, gates: Gates, state: MemoryState, spec, dtype):
@@ -153,14 +204,20 @@ def _next_phase(state: MemoryState, position: Tensor, spec: MemorySpec) -> int |
 
 
 def _next_anchor(
-    phase: int | None, position: Tensor, W: list[Tensor], A: list[Tensor], spec: MemorySpec
+    phase: int | None, position: Tensor, W: list[Tensor], A: list[Tensor], spec: MemorySpec, inplace: bool
 ) -> list[Tensor]:
     """The anchor after the token: the new weights where a chunk has just ended."""
     if spec.anchor == "token" or phase == 0:
         return list(W)
     if phase is not None:
         return A
-    ended = (position % spec.chunk_size == 0).reshape(-1, 1, 1, 1)
+    ended = position % spec.chunk_size == 0
+    if inplace:
+        for row in ended.nonzero().flatten().tolist():
+            for w, a in zip(W, A):
+                a[row] = w[row]
+        return A
+    ended = ended.reshape(-1, 1, 1, 1)
     return [torch.where(ended, w, a) for w, a in zip(W, A)]
 
 

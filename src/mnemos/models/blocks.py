@@ -119,9 +119,11 @@ class Block(GradientCheckpointingLayer):
         use_cache: bool = False,
     ) -> tuple[Tensor, State | None]:
         y, state = self.mixer(self.mixer_norm(x), state, mask, persistent, use_cache)
-        x = x + F.dropout(y, self.dropout, self.training)
-        x = x + F.dropout(self.feedforward(self.feedforward_norm(x)), self.dropout, self.training)
-        return x, state
+        x = x + self._drop(y)
+        return x + self._drop(self.feedforward(self.feedforward_norm(x))), state
+
+    def _drop(self, y: Tensor) -> Tensor:
+        return F.dropout(y, self.dropout) if self.training and self.dropout else y
 
 
 MIXERS = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ class MnemosCache:
     """What a model keeps of the tokens it has read: memory states, attention's ring buffers, convolution tails.
 
     A call never changes the cache it was given: it returns another. So one cache can be gone on from any number of times.
-    inplace = True lifts that for the next call, which may then write into attention's buffers; `generate` does so with its own.
+    inplace = True lifts that for the next call, which may then write into the cache's tensors; `generate` does so with its own.
     layers: for each layer, its states by name. length: columns read so far, padding included; `get_seq_length()` of transformers.
 
     >>> from mnemos.models import MnemosConfig, MnemosForCausalLM
@@ -77,8 +77,16 @@ class MnemosCache:
         return MnemosCache(self.config, layers, self.length)
 
     def with_inplace(self, inplace: bool) -> MnemosCache:
-        """The same cache, whose attention buffers the next call may, or may not, write into."""
-        return self._map(lambda s: dataclasses.replace(s, inplace=inplace) if hasattr(s, "inplace") else s)
+        """The same cache, whose states the next call may, or may not, write into."""
+
+        def mark(state):
+            if not hasattr(state, "inplace") or state.inplace == inplace:
+                return state
+            state = copy.copy(state)
+            state.inplace = inplace
+            return state
+
+        return self._map(mark)
 
     def clone(self) -> MnemosCache:
         """A copy that shares no memory."""

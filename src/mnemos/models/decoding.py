@@ -39,7 +39,10 @@ class Decoder:
 
 def _enter(state):
     """The state as the graphs know it: at a stand-in for its place, and with an anchor of its own."""
-    if not isinstance(state, MemoryState) or state.phase is None or state.spec.chunk_size == 1:
+    if not isinstance(state, MemoryState):
+        return state
+    state = dataclasses.replace(state, own=False)  # a graph writes into no memory
+    if state.phase is None or state.spec.chunk_size == 1:
         return state
     spec, following = state.spec, state.phase + 1
     commits = spec.rule == "muon" and following % spec.commit == 0

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..memory.gating import logit
+from ..memory.linear import Linear
+from ..memory.mode import FEW, plain, token_kernels
 from ..memory.norm import RMSNorm
 from .config import MnemosConfig
 
@@ -28,7 +30,7 @@ class Gate(nn.Module):
         self.norms = (
             nn.ModuleList(RMSNorm(D, config.rms_norm_eps) for _ in range(2)) if self.mode == "product" else None
         )
-        self.linear = nn.Linear(D, self.heads) if self.mode in ("convex", "additive") else None
+        self.linear = Linear(D, self.heads) if self.mode in ("convex", "additive") else None
         self.reset_parameters()
 
     @torch.no_grad()
@@ -42,8 +44,12 @@ class Gate(nn.Module):
             return F.silu(self.norms[0](y) * self.norms[1](m))
         if self.linear is None:
             return y * m.sigmoid()
+        weight, bias, additive = self.linear.weight, self.linear.bias, self.mode == "additive"
+        kernels = token_kernels(x, y, m, weight, bias) if x.numel() <= FEW and plain(self.linear) else None
+        if kernels is not None and weight.is_contiguous():
+            return kernels.join(x, y, m, weight, bias, additive)
         g = self.linear(x).sigmoid().repeat_interleave(x.shape[-1] // self.heads, dim=-1)  # B T D
-        return g * y + (1 - g) * m if self.mode == "convex" else y + g * m
+        return y + g * m if additive else g * y + (1 - g) * m
 
 
 def _gate_heads(config: MnemosConfig) -> int:

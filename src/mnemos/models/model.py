@@ -13,6 +13,7 @@ from transformers import GenerationMixin, PreTrainedModel, initialization
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
+from ..memory.linear import Linear
 from ..memory.norm import RMSNorm
 from .blocks import Block
 from .cache import MnemosCache
@@ -217,7 +218,7 @@ class MnemosForCausalLM(MnemosPreTrainedModel, GenerationMixin):
     def __init__(self, config: MnemosConfig):
         super().__init__(config)
         self.model = MnemosModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
     @can_return_tuple

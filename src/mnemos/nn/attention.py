@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mnemos.memory.mode import plain, token_kernels
+
 from .cache import RowCache, place_tokens
 from .heads import Heads, attend
 from .sliding import full_windows, sliding_attention
@@ -119,6 +121,10 @@ class Attention(Heads):
         if mask is not None:
             x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
         T, W = x.shape[1], self.window
+        if T == 1 and W is not None and mask is None and use_cache:
+            done = self._token(x, cache, W)
+            if done is not None:
+                return done
         positions = cache.position.unsqueeze(1)  # B 1
         if T > 1:
             positions = positions + torch.arange(T, device=x.device)
@@ -164,6 +170,20 @@ class Attention(Heads):
             for new in (k, v)
         )
         return y, AttentionCache(count, key, value, W, P)
+
+    def _token(self, x: Tensor, cache: AttentionCache, W: int) -> tuple[Tensor, AttentionCache] | None:
+        """`_decode` with all around it as one call of a kernel; None where there is none."""
+        if not plain(self.qkv, self.q_norm, self.k_norm, self.out):
+            return None
+        norms = [None if norm is None else norm.weight for norm in (self.q_norm, self.k_norm)]
+        parameters = self.qkv.weight, *norms, self.out.weight
+        kernels = token_kernels(x, cache.key, cache.value, *parameters)
+        if kernels is None or not all(p is None or p.is_contiguous() for p in (cache.position, *parameters)):
+            return None
+        key, value = (old.contiguous() if cache.inplace else old.clone() for old in (cache.key, cache.value))
+        old = cache.position, key, value
+        y = kernels.attend(x, parameters, old, self.heads, W, cache.persistent, self.rope_theta, self.eps)
+        return y, dataclasses.replace(cache, key=key, value=value, position=cache.position + 1)
 
     def _decode(self, q: Tensor, k: Tensor, v: Tensor, cache: AttentionCache, W: int, mask: Tensor | None):
         """One token per row, into its slot of the ring; the order of the slots is nothing to softmax."""

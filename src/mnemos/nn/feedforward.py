@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mnemos.memory.linear import Linear
+from mnemos.memory.mode import FEW, plain, token_kernels
+
 
 class SwiGLU(nn.Module):
     """down(silu(gate(x)) * up(x)), without biases. x (..., dim) -> (..., dim).
@@ -23,9 +26,13 @@ class SwiGLU(nn.Module):
         self.hidden = int(dim * 4 * 2 / 3) if hidden is None else hidden
         if dim < 1 or self.hidden < 1:
             raise ValueError(f"dim={dim} and hidden={self.hidden} must be >= 1")
-        self.gate_up = nn.Linear(dim, 2 * self.hidden, bias=False)
-        self.down = nn.Linear(self.hidden, dim, bias=False)
+        self.gate_up = Linear(dim, 2 * self.hidden, bias=False)
+        self.down = Linear(self.hidden, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.numel() <= FEW and plain(self.gate_up, self.down):
+            kernels = token_kernels(x, self.gate_up.weight, self.down.weight)
+            if kernels is not None and self.gate_up.weight.is_contiguous() and self.down.weight.is_contiguous():
+                return kernels.feed(x, self.gate_up.weight, self.down.weight)
         gate, up = self.gate_up(x).chunk(2, dim=-1)
         return self.down(F.silu(gate) * up)

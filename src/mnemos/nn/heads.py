@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mnemos.memory.linear import Linear
 from mnemos.memory.norm import RMSNorm, rms_norm
 
 from .cache import RowCache
@@ -42,8 +43,8 @@ class Heads(nn.Module):
         if self.kv_heads < 1 or heads % self.kv_heads:
             raise ValueError(f"kv_heads={self.kv_heads} must divide heads={heads}")
         self.rope_theta, self.eps = rope_theta, eps
-        self.qkv = nn.Linear(dim, (heads + 2 * self.kv_heads) * self.head_dim, bias=False)
-        self.out = nn.Linear(heads * self.head_dim, dim, bias=False)
+        self.qkv = Linear(dim, (heads + 2 * self.kv_heads) * self.head_dim, bias=False)
+        self.out = Linear(heads * self.head_dim, dim, bias=False)
         self.q_norm = RMSNorm(self.head_dim, eps) if qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, eps) if qk_norm else None
 

@@ -1,0 +1,445 @@
+// One token: through the fast maps of a chain, as memory/step.py has it in torch, and through an ordinary linear map.
+//
+// One lane (batch row and head) after another, each on one thread; every matrix of the state is read once and written once.
+// Matrices are row-major (in, out). G lanes, c entries of the window, F lifted key dim, V value dim.
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <new>
+
+#include "joints.h"
+
+namespace {
+
+constexpr int kMaxMaps = 32;
+constexpr int64_t kSerial = 1 << 20;  // numbers of a matrix below which a second thread costs more than it saves
+
+struct Sizes {  // all int64, as Python fills it in
+  int64_t groups, lanes, entries, l2, before, threads, poison;
+  int64_t in[kMaxMaps], out[kMaxMaps], maps[kMaxMaps];  // of each group; two maps are joined by geglu
+};
+
+template <typename T>
+struct Arrays {
+  const T *query, *keys, *values;       // G F, G c F, G c V
+  const T *weight, *momentum, *retain;  // G c, G, G; no momentum: 0, no retain: 1
+  const T *W[kMaxMaps], *S[kMaxMaps], *A[kMaxMaps];
+  T *newW[kMaxMaps], *newS[kMaxMaps];  // may be W and S themselves; newS: none where the memory has no momentum
+  T* y;                                // G V
+};
+
+// z (c, ·) += x (c, m) M (m, n); ld: distance between rows of z
+template <typename T>
+void add_product(const T* x, const T* M, T* z, int64_t c, int64_t m, int64_t n, int64_t ld) {
+  for (int64_t i = 0; i < m; i++, M += n)
+    for (int64_t e = 0; e < c; e++) {
+      const T factor = x[e * m + i];
+      T* to = z + e * ld;
+#pragma omp simd
+      for (int64_t j = 0; j < n; j++) to[j] += factor * M[j];
+    }
+}
+
+// z (m) = M (m, n) x, or z += where adding
+template <typename T>
+void add_transposed(const T* x, const T* M, T* z, int64_t m, int64_t n, bool adding) {
+  int64_t i = 0;
+  for (; i + 4 <= m; i += 4, M += 4 * n) {
+    T s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+#pragma omp simd reduction(+ : s0, s1, s2, s3)
+    for (int64_t j = 0; j < n; j++)
+      s0 += x[j] * M[j], s1 += x[j] * M[n + j], s2 += x[j] * M[2 * n + j], s3 += x[j] * M[3 * n + j];
+    const T sums[] = {s0, s1, s2, s3};
+    for (int k = 0; k < 4; k++) z[i + k] = (adding ? z[i + k] : T(0)) + sums[k];
+  }
+  for (; i < m; i++, M += n) z[i] = (adding ? z[i] : T(0)) + dot(x, M, n);
+}
+
+template <typename T>
+class Token {
+ public:
+  Token(const Sizes& s, const Arrays<T>& a) : s(s), a(a), c(s.entries) {
+    for (int g = 0; g < s.groups; g++) {
+      joint[g] = {s.maps[g] == 2, s.out[g]};
+      widest = std::max({widest, s.in[g], s.maps[g] * s.out[g]});
+      u_at[g] = room, room += c * s.in[g];
+      z_at[g] = room, room += c * s.maps[g] * s.out[g];
+      d_at[g] = room, room += c * s.maps[g] * s.out[g];
+      total += s.maps[g];
+    }
+    back_at = room, room += c * widest;
+    room += 3 * widest;
+  }
+
+  int64_t room = 0;  // numbers of workspace
+
+  void run(int64_t lane, T* ws) const {
+    const int last = s.groups - 1;
+    const int64_t F = s.in[0], V = s.out[last];
+    T *back = ws + back_at, *x = back + c * widest, *z = x + widest, *spare = z + widest;
+    std::copy_n(a.keys + lane * c * F, c * F, ws + u_at[0]);
+    for (int g = 0, i = 0; g <= last; i += s.maps[g++]) {
+      T* out = ws + z_at[g];
+      const int64_t wide = s.maps[g] * s.out[g];
+      std::fill_n(out, c * wide, T(0));
+      for (int k = 0; k < s.maps[g] && (g < last || s.l2); k++)
+        add_product(ws + u_at[g], a.A[i + k] + lane * s.in[g] * s.out[g], out + k * s.out[g], c, s.in[g], s.out[g], wide);
+      if (g < last) joint[g].value(out, ws + u_at[g + 1], c);
+    }
+    const T *z_last = ws + z_at[last], *v = a.values + lane * c * V;
+    for (int64_t j = 0; j < c * V; j++) ws[d_at[last] + j] = z_last[j] - v[j];
+    for (int g = last, i = total - s.maps[last]; g > 0; i -= s.maps[--g]) {
+      const int64_t m = s.in[g], n = s.out[g], wide = s.maps[g] * n;
+      for (int64_t e = 0; e < c; e++)
+        for (int k = 0; k < s.maps[g]; k++)
+          add_transposed(ws + d_at[g] + e * wide + k * n, a.A[i + k] + lane * m * n, back + e * m, m, n, k > 0);
+      joint[g - 1].pull(ws + z_at[g - 1], back, ws + d_at[g - 1], c);
+    }
+    std::copy_n(a.query + lane * F, F, x);
+    for (int g = 0, i = 0; g <= last; i += s.maps[g++]) {
+      const int64_t n = s.out[g], wide = s.maps[g] * n;
+      std::fill_n(z, wide, T(0));
+      for (int k = 0; k < s.maps[g]; k++)
+        write_and_read(i + k, lane, s.in[g], n, ws + u_at[g], ws + d_at[g] + k * n, wide, x, z + k * n, spare);
+      if (g < last) joint[g].value(z, x, 1);
+    }
+    std::copy_n(z, V, a.y + lane * V);
+  }
+
+ private:
+  // S <- momentum S - Σ_e weight_e u_eᵀ d_e, W <- retain W + S, and z += x W, row by row: memory likes few streams
+  void write_and_read(int i, int64_t lane, int64_t m, int64_t n, const T* u, const T* d, int64_t ld, const T* x, T* z,
+                      T* spare) const {
+    const T keep = a.retain ? a.retain[lane] : T(1), carry = a.momentum ? a.momentum[lane] : T(0);
+    const T* weight = a.weight + lane * c;
+    const bool before = s.before;
+    for (int64_t r = 0; r < m; r++) {
+      const int64_t at = (lane * m + r) * n;
+      const T *W = a.W[i] + at, *S = a.S[i] + at;
+      T *newW = a.newW[i] + at, *newS = a.newS[i] ? a.newS[i] + at : spare;
+      T factor = carry;
+      if (!a.momentum) std::fill_n(newS, n, T(0)), S = newS;
+      for (int64_t e = 0; e + 1 < c; e++, S = newS, factor = 1) {  // all entries but the last, which is the token itself
+        const T push = weight[e] * u[e * m + r];
+#pragma omp simd
+        for (int64_t j = 0; j < n; j++) newS[j] = factor * S[j] - push * d[e * ld + j];
+      }
+      const T *last = d + (c - 1) * ld, push = weight[c - 1] * u[(c - 1) * m + r], read = x[r];
+#pragma omp simd
+      for (int64_t j = 0; j < n; j++) {
+        const T old = W[j], moved = factor * S[j] - push * last[j], next = keep * old + moved;
+        newS[j] = moved, newW[j] = next;
+        z[j] += read * (before ? old : next);
+      }
+    }
+  }
+
+  const Sizes& s;
+  const Arrays<T>& a;
+  const int64_t c;
+  int64_t widest = 0, back_at = 0, u_at[kMaxMaps], z_at[kMaxMaps], d_at[kMaxMaps];
+  int total = 0;  // maps
+  Joint<T> joint[kMaxMaps];
+};
+
+template <typename T>
+bool step(const Sizes& s, const Arrays<T>& a) {
+  const Token<T> token(s, a);
+  bool enough = true;
+#pragma omp parallel num_threads(s.threads) if (s.threads > 1)
+  {
+    const std::unique_ptr<T[]> ws(new (std::nothrow) T[token.room]);
+    if (!ws) {
+#pragma omp atomic write
+      enough = false;
+    } else if (s.poison) {
+      std::fill_n(ws.get(), token.room, std::numeric_limits<T>::quiet_NaN());
+    }
+#pragma omp for schedule(dynamic)
+    for (int64_t lane = 0; lane < s.lanes; lane++)
+      if (ws) token.run(lane, ws.get());
+  }
+  return enough;
+}
+
+inline double exp_negative(double x) { return std::exp(x); }
+
+template <typename T>
+inline T sigmoid(T x) {
+  const T e = exp_negative(-std::fabs(x)), s = T(1) / (T(1) + e);
+  return x < 0 ? e * s : s;
+}
+
+// y (out) = M (out, in) x: one row after another, so that M is read as one stream
+template <typename T>
+void linear(const T* x, const T* M, const T* bias, T* y, int64_t in, int64_t out, int64_t threads) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+  for (int64_t r = 0; r < out; r++) {
+    const T* row = M + r * in;
+    const int64_t q = in / 4;  // four sums at a time: none waits for another
+    T s0 = bias ? bias[r] : T(0), s1 = 0, s2 = 0, s3 = 0;
+#pragma omp simd reduction(+ : s0, s1, s2, s3)
+    for (int64_t i = 0; i < q; i++) {
+      s0 += x[i] * row[i];
+      s1 += x[q + i] * row[q + i];
+      s2 += x[2 * q + i] * row[2 * q + i];
+      s3 += x[3 * q + i] * row[3 * q + i];
+    }
+    for (int64_t i = 4 * q; i < in; i++) s0 += x[i] * row[i];
+    y[r] = (s0 + s1) + (s2 + s3);
+  }
+}
+
+template <typename T>
+using Gemm = void (*)(const char*, const char*, const int*, const int*, const int*, const T*, const T*, const int*,
+                      const T*, const int*, const T*, T*, const int*);
+
+// y (B, out) = x (B, in) Mᵀ, for M (out, in)
+template <typename T>
+void linear(Gemm<T> gemm, const T* x, const T* M, T* y, int64_t B, int64_t in, int64_t out, int64_t threads) {
+  const T one = 1, zero = 0, *no_bias = nullptr;
+  const int rows = B, columns = out, inner = in;
+  if (B == 1) return linear(x, M, no_bias, y, in, out, in * out >= kSerial ? threads : 1);
+  gemm("T", "N", &columns, &rows, &inner, &one, M, &inner, x, &inner, &zero, y, &columns);
+}
+
+// y = x / sqrt(factor Σ x² + eps) * weight, row by row; the weight (period numbers, or none) is repeated
+template <typename T>
+void norm(const T* x, const T* weight, T* y, int64_t rows, int64_t n, int64_t period, T factor, T eps) {
+  for (int64_t r = 0; r < rows; r++, x += n, y += n) {
+    const T scale = T(1) / std::sqrt(factor * dot(x, x, n) + eps);
+    const T* w = weight ? weight + r * n % period : nullptr;
+    for (int64_t i = 0; i < n; i++) y[i] = w ? x[i] * scale * w[i] : x[i] * scale;
+  }
+}
+
+// x (B, C) of a memory layer, C = H (K + K + V) -> queries, keys and values, one (B, H, ·) behind another: SiLU of the causal
+// convolution with the tail (B, width-1, C), by weight (width, C), or of x where width is 0; then the norms of the layer
+struct Mix {
+  int64_t B, H, K, V, width, qk_norm;  // 0: none, 1: l2, 2: rms
+  double eps, bound;                   // bound 0: values stay as they are
+};
+
+template <typename T>
+void mix(const T* x, const T* tail, const T* weight, T* y, T* new_tail, const Mix& s) {
+  const int64_t parts[] = {s.H * s.K, s.H * s.K, s.H * s.V}, C = parts[0] + parts[1] + parts[2], past = s.width - 1;
+  for (int64_t b = 0; b < s.B; b++, x += C) {
+    if (past > 0) {
+      std::copy_n(tail + C, (past - 1) * C, new_tail);
+      std::copy_n(x, C, new_tail + (past - 1) * C);
+    }
+    T* block = y;
+    for (int64_t p = 0, at = 0; p < 3; at += parts[p++]) {
+      const int64_t n = p < 2 ? s.K : s.V;
+      T* to = block + b * parts[p];
+      for (int64_t i = 0; i < parts[p]; i++) {
+        T z = s.width ? weight[past * C + at + i] * x[at + i] : x[at + i];
+        for (int64_t j = 0; j < past; j++) z += weight[j * C + at + i] * tail[j * C + at + i];
+        to[i] = z * sigmoid(z);
+      }
+      const T *no_weight = nullptr, factor = p == 2 ? 1 / (s.bound * s.bound) : s.qk_norm == 2 ? T(1) / n : T(1);
+      if (p < 2 ? s.qk_norm != 0 : s.bound != 0)
+        norm(to, no_weight, to, s.H, n, n, factor, p < 2 ? T(s.eps) : T(1));
+      block += s.B * parts[p];
+    }
+    if (past > 0) tail += past * C, new_tail += past * C;
+  }
+}
+
+// models/gate.py: g y + (1 - g) m, or y + g m where additive, with g = sigmoid(M x + bias) for dim / gates channels each; B rows
+template <typename T>
+void join(const T* x, const T* y, const T* m, const T* M, const T* bias, T* z, int64_t B, int64_t dim, int64_t gates,
+          int64_t additive) {
+  const int64_t n = dim / gates;
+  for (int64_t b = 0; b < B; b++)
+    for (int64_t h = 0; h < gates; h++) {
+      const T g = sigmoid(dot(x + b * dim, M + h * dim, dim) + bias[h]);
+      for (int64_t i = b * dim + h * n; i < b * dim + (h + 1) * n; i++)
+        z[i] = additive ? y[i] + g * m[i] : g * y[i] + (1 - g) * m[i];
+    }
+}
+
+// the smallest and the largest number, or NaN for both where one is among them
+template <typename T>
+void range(const T* x, int64_t n, double* ends) {
+  T low = x[0], high = x[0];
+  bool nan = false;
+  for (int64_t i = 0; i < n; i++) {
+    low = std::min(low, x[i]), high = std::max(high, x[i]);
+    nan |= x[i] != x[i];
+  }
+  ends[0] = nan ? std::numeric_limits<double>::quiet_NaN() : low;
+  ends[1] = nan ? std::numeric_limits<double>::quiet_NaN() : high;
+}
+
+// A memory layer at one token (memory/layer.py): window 1, identity features, no gate but lr, momentum and retain
+template <typename T>
+struct Layer {
+  Gemm<T> gemm;
+  const T *x, *tail;                                                // B dim, B width-1 C
+  const T *qkv, *conv, *gates, *gates_bias, *retain;                // the layer's parameters; retain: H, the same at all tokens
+  const T *norm, *output_gate, *out;
+  T *y, *new_tail;                                                  // B dim
+};
+
+struct LayerSizes {
+  int64_t dim, momentum, retain, residual;  // retain: whether it comes from x
+  double lr_ceiling;
+};
+
+// 1: done. 0: there is no memory. 2: a gate is not finite, and nothing was written
+template <typename T>
+int layer(const LayerSizes& l, const Mix& m, const Sizes& s, const Layer<T>& p, Arrays<T> a) {
+  const int64_t B = m.B, H = m.H, G = B * H, C = H * (2 * m.K + m.V), gates = H * (1 + l.momentum + l.retain), V = m.V;
+  const int64_t room = 2 * B * C + B * gates + 3 * G + 4 * G * V;
+  const std::unique_ptr<T[]> ws(new (std::nothrow) T[room]);
+  if (!ws) return 0;
+  if (s.poison) std::fill_n(ws.get(), room, std::numeric_limits<T>::quiet_NaN());
+  T *mixed = ws.get(), *qkv = mixed + B * C, *mapped = qkv + B * C, *lr = mapped + B * gates, *momentum = lr + G,
+    *retain = momentum + G, *target = retain + G, *y = target + G * V, *normed = y + G * V, *open = normed + G * V;
+  linear(p.gemm, p.x, p.gates, mapped, B, l.dim, gates, s.threads);
+  bool finite = true;
+  for (int64_t b = 0; b < B; b++)
+    for (int64_t h = 0; h < H; h++) {
+      const T *z = mapped + b * gates + h, *bias = p.gates_bias + h;
+      const int64_t at = b * H + h;
+      const T push = l.momentum ? z[H] + bias[H] : T(0);
+      const int64_t k = l.momentum ? 2 * H : H;
+      lr[at] = T(l.lr_ceiling) * sigmoid(z[0] + bias[0]) * (l.momentum ? sigmoid(-push) : T(1));
+      momentum[at] = sigmoid(push);
+      retain[at] = l.retain ? sigmoid(z[k] + bias[k]) : p.retain ? sigmoid(p.retain[h]) : T(1);
+      finite = finite && std::isfinite(lr[at] + momentum[at] + retain[at]);
+    }
+  if (!finite) return 2;
+  linear(p.gemm, p.x, p.qkv, mixed, B, l.dim, C, s.threads);
+  mix(mixed, p.tail, p.conv, qkv, p.new_tail, m);
+  const T *q = qkv, *k = q + G * m.K, *v = k + G * m.K;
+  const bool subtract = l.residual && s.l2;
+  for (int64_t i = 0; i < G * V; i++) target[i] = subtract ? v[i] - k[i] : v[i];
+  a.query = q, a.keys = k, a.values = target, a.weight = lr, a.y = y;
+  a.momentum = l.momentum ? momentum : nullptr, a.retain = l.retain || p.retain ? retain : nullptr;
+  if (!step(s, a)) return 0;
+  if (l.residual)
+    for (int64_t i = 0; i < G * V; i++) y[i] += q[i];
+  norm(y, p.norm, normed, G, V, V, T(1) / V, T(m.eps));
+  if (p.output_gate) {
+    linear(p.gemm, p.x, p.output_gate, open, B, l.dim, H * V, s.threads);
+    for (int64_t i = 0; i < G * V; i++) normed[i] *= open[i] * sigmoid(open[i]);
+  }
+  linear(p.gemm, normed, p.out, p.y, B, H * V, l.dim, s.threads);
+  return 1;
+}
+
+// Sliding-window attention at one token (nn/attention.py): its key and value go to their slots of the ring
+template <typename T>
+struct Ring {
+  Gemm<T> gemm;
+  const T *x, *qkv, *q_norm, *k_norm, *out;  // x: B dim
+  const int64_t* position;                   // B
+  T *key, *value, *y;                        // B P+W G D, twice; B dim
+};
+
+struct RingSizes {
+  int64_t B, dim, H, G, D, window, persistent, threads, poison;
+  double theta, eps;
+};
+
+template <typename T>
+void turn(T* x, int64_t heads, int64_t D, const T* cosine, const T* sine) {
+  for (int64_t h = 0; h < heads; h++, x += D)
+    for (int64_t i = 0; i < D / 2; i++) {
+      const T a = x[i], b = x[i + D / 2];
+      x[i] = a * cosine[i] - b * sine[i];
+      x[i + D / 2] = b * cosine[i] + a * sine[i];
+    }
+}
+
+template <typename T>
+int attend(const RingSizes& s, const Ring<T>& p) {
+  const int64_t D = s.D, C = (s.H + 2 * s.G) * D, slots = s.persistent + s.window, room = s.B * (C + s.H * D + D + slots);
+  const std::unique_ptr<T[]> ws(new (std::nothrow) T[room]);
+  if (!ws) return 0;
+  if (s.poison) std::fill_n(ws.get(), room, std::numeric_limits<T>::quiet_NaN());
+  T *qkv = ws.get(), *read = qkv + s.B * C, *rest = read + s.B * s.H * D;
+  linear(p.gemm, p.x, p.qkv, qkv, s.B, s.dim, C, s.threads);
+#pragma omp parallel for schedule(dynamic) num_threads(s.threads) if (s.threads > 1 && s.B > 1)
+  for (int64_t b = 0; b < s.B; b++) {
+    T *q = qkv + b * C, *k = q + s.H * D, *v = k + s.G * D;
+    T *cosine = rest + b * (D + slots), *sine = cosine + D / 2, *score = sine + D / 2;
+    for (int64_t i = 0; i < D / 2; i++) {
+      const double angle = p.position[b] * std::exp(2 * i * (-std::log(s.theta) / D));
+      cosine[i] = std::cos(angle), sine[i] = std::sin(angle);
+    }
+    if (p.q_norm) norm(q, p.q_norm, q, s.H, D, D, T(1) / D, T(s.eps)), norm(k, p.k_norm, k, s.G, D, D, T(1) / D, T(s.eps));
+    turn(q, s.H + s.G, D, cosine, sine);
+    const int64_t wide = s.G * D, at = b * slots * wide, seen = s.persistent + std::min(p.position[b] + 1, s.window);
+    T *key = p.key + at, *value = p.value + at;
+    const int64_t slot = (s.persistent + p.position[b] % s.window) * wide;
+    std::copy_n(k, wide, key + slot), std::copy_n(v, wide, value + slot);
+    for (int64_t h = 0; h < s.H; h++) {
+      const int64_t group = h / (s.H / s.G) * D;
+      T *to = read + (b * s.H + h) * D, highest = -std::numeric_limits<T>::infinity(), sum = 0;
+      for (int64_t i = 0; i < seen; i++) {
+        score[i] = dot(q + h * D, key + i * wide + group, D) / std::sqrt(T(D));
+        highest = std::max(highest, score[i]);
+      }
+      for (int64_t i = 0; i < seen; i++) sum += score[i] = exp_negative(score[i] - highest);
+      std::fill_n(to, D, T(0));
+      for (int64_t i = 0; i < seen; i++) {
+        const T *from = value + i * wide + group, share = score[i] / sum;
+#pragma omp simd
+        for (int64_t j = 0; j < D; j++) to[j] += share * from[j];
+      }
+    }
+  }
+  linear(p.gemm, read, p.out, p.y, s.B, s.H * D, s.dim, s.threads);
+  return 1;
+}
+
+// down (silu(gate x) * up x), the rows of gate before those of up; B rows
+template <typename T>
+int feed(Gemm<T> gemm, const T* x, const T* gate_up, const T* down, T* y, int64_t B, int64_t dim, int64_t hidden,
+         int64_t threads) {
+  const std::unique_ptr<T[]> ws(new (std::nothrow) T[3 * B * hidden]);
+  if (!ws) return 0;
+  T *z = ws.get(), *u = z + 2 * B * hidden;
+  linear(gemm, x, gate_up, z, B, dim, 2 * hidden, threads);
+  for (int64_t b = 0; b < B; b++)
+    for (int64_t i = 0; i < hidden; i++) {
+      const T gate = z[2 * b * hidden + i];
+      u[b * hidden + i] = gate * sigmoid(gate) * z[(2 * b + 1) * hidden + i];
+    }
+  linear(gemm, u, down, y, B, hidden, dim, threads);
+  return 1;
+}
+
+}  // namespace
+
+#define MNEMOS_TOKEN(T)                                                                                                  \
+  int mnemos_step_##T(const Sizes* s, const Arrays<T>* a) { return step(*s, *a); }                                       \
+  void mnemos_linear_##T(const T* x, const T* M, const T* bias, T* y, int64_t in, int64_t out, int64_t threads) {        \
+    linear(x, M, bias, y, in, out, threads);                                                                             \
+  }                                                                                                                      \
+  void mnemos_norm_##T(const T* x, const T* w, T* y, int64_t rows, int64_t n, int64_t period, double factor, double eps) { \
+    norm(x, w, y, rows, n, period, T(factor), T(eps));                                                                   \
+  }                                                                                                                      \
+  int mnemos_layer_##T(const LayerSizes* l, const Mix* m, const Sizes* s, const Layer<T>* p, const Arrays<T>* a) {         \
+    return layer(*l, *m, *s, *p, *a);                                                                                    \
+  }                                                                                                                      \
+  int mnemos_attend_##T(const RingSizes* s, const Ring<T>* p) { return attend(*s, *p); }                                 \
+  int mnemos_feed_##T(Gemm<T> gemm, const T* x, const T* gate_up, const T* down, T* y, int64_t B, int64_t dim,           \
+                      int64_t hidden, int64_t threads) {                                                                 \
+    return feed(gemm, x, gate_up, down, y, B, dim, hidden, threads);                                                     \
+  }                                                                                                                      \
+  void mnemos_join_##T(const T* x, const T* y, const T* m, const T* M, const T* bias, T* z, int64_t B, int64_t dim,        \
+                       int64_t gates, int64_t additive) {                                                                \
+    join(x, y, m, M, bias, z, B, dim, gates, additive);                                                                  \
+  }                                                                                                                      \
+  void mnemos_range_##T(const T* x, double* ends, int64_t n) { range(x, n, ends); }
+
+extern "C" {
+MNEMOS_TOKEN(float)
+MNEMOS_TOKEN(double)
+}
