@@ -54,7 +54,7 @@ def read_arguments(arguments: Sequence[str]):
     """The config that the flags ask for, and whether to resume."""
     import tyro
 
-    from ..train.config import TrainConfig, merge
+    from ..train.config import LENGTHS, TrainConfig, merge
     from ..train.recipes import RECIPES, recipe
 
     rest, chosen, resume = _take(arguments)
@@ -71,6 +71,10 @@ def read_arguments(arguments: Sequence[str]):
             raise ValueError(f"--resume {path}: there is no {path}/config.yaml")
         config = TrainConfig.load(path / "config.yaml")
         config.name, config.folder = path.name, str(path.parent)
+    flags = {item.partition("=")[0] for item in rest}
+    for name, other in LENGTHS.items():
+        if f"--{name}" in flags:
+            setattr(config, other, None)
     about = (
         "Train a model. Defaults, then --recipe, then --config FILE, then flags.\n\n"
         "Recipes (--recipe NAME, repeatable):\n"

@@ -25,9 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
 
 from .distributed import World
 from .files import sync_folder, write_json
@@ -59,16 +57,26 @@ class Checkpoints:
         self._pending: tuple[Any, Path, Path, threading.Thread | None, list] | None = None
         if world.first:
             folder.mkdir(parents=True, exist_ok=True)
-            for leftover in folder.glob(".step-*.part"):
-                shutil.rmtree(leftover, ignore_errors=True)
+            self._clear_away()
         world.barrier()
+
+    def _clear_away(self) -> None:
+        """What was half-written goes; what was whole, and only lacked its name, gets it."""
+        for part in self.folder.glob(".step-*.part"):
+            target = part.with_name(part.name.removeprefix(".").removesuffix(".part"))
+            if not problem_of(part) and problem_of(target):
+                shutil.rmtree(target, ignore_errors=True)
+                part.rename(target)
+            shutil.rmtree(part, ignore_errors=True)
 
     def save(
         self, tensors: dict[str, Tensor], contents: Contents, best: float | None = None, wait: bool = False
     ) -> bool:
         """Write a checkpoint; False, and a sentence, where that fails. best: the validation loss that makes it the best."""
         self.finish()
-        target = self.folder / f"step-{contents.step:06d}"
+        target = self.path(contents.step)
+        if best is None and self.world.tell(self.best() or {}).get("step") == contents.step:
+            return True  # a run that went back past its best: what it finds at that step is no better
         part = target.with_name(f".{target.name}.part")
         problem = ""
         try:
@@ -85,6 +93,9 @@ class Checkpoints:
         if self.world.any(bool(problem)):
             self._give_up(part, contents.step, problem or "another process could not write its part")
             return False
+        import torch.distributed.checkpoint as dcp  # a second of imports that no first step waits for
+        from torch.distributed.checkpoint.api import CheckpointException
+
         asynchronous = self.asynchronous and not wait
         try:
             writer = dcp.HuggingFaceStorageWriter(str(part / "tensors"), save_distributed=True)
@@ -152,6 +163,14 @@ class Checkpoints:
             if step not in kept:
                 shutil.rmtree(self.path(step), ignore_errors=True)
 
+    def forget_after(self, step: int) -> None:
+        """Drop the checkpoints of a course that was given up, but for the best."""
+        if self.world.first:
+            for later in self.steps():
+                if later > step and later != (self.best() or {}).get("step"):
+                    shutil.rmtree(self.path(later), ignore_errors=True)
+        self.world.barrier()
+
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:06d}"
 
@@ -183,6 +202,8 @@ class Checkpoints:
 
 def read_tensors_into(path: Path, tensors: dict[str, Tensor]) -> None:
     """Fill live tensors, spread or whole, from a checkpoint."""
+    import torch.distributed.checkpoint as dcp
+
     dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(path / "tensors")))
 
 

@@ -5,13 +5,16 @@ runs/<name>/config.yaml  metrics.jsonl  best.json  samples.jsonl  tokenizer/  ch
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from .checkpoints import checkpoint_steps, problem_of, read_best, read_tensors_into
 from .config import TrainConfig
@@ -65,10 +68,15 @@ def open_run(path: str | os.PathLike) -> Run:
     )
 
 
-def list_runs(folder: str | os.PathLike = "runs") -> list[Run]:
-    """Every run of a folder, the newest last."""
-    found = [p.parent for p in Path(folder).glob("*/config.yaml")]
-    return [open_run(p) for p in sorted(found, key=lambda p: (p / "config.yaml").stat().st_mtime)]
+def list_runs(folder: str | os.PathLike = "runs", on_problem: Callable[[str], None] = lambda why: None) -> list[Run]:
+    """Every run of a folder, the newest last; one that cannot be read is left out, and `on_problem` hears why."""
+    found = []
+    for path in sorted(Path(folder).glob("*/config.yaml"), key=lambda p: p.stat().st_mtime):
+        try:
+            found.append(open_run(path.parent))
+        except ValueError as wrong:
+            on_problem(str(wrong))
+    return found
 
 
 def new_name(folder: Path, wanted: str) -> str:
@@ -84,17 +92,19 @@ def new_name(folder: Path, wanted: str) -> str:
     return name
 
 
-def prepare_folder(config: TrainConfig, world: World, resume: bool, tokenizer) -> Path:
-    """The run's folder, made and described by the first process; its name goes into the config."""
+def prepare_folder(config: TrainConfig, world: World, resume: bool, tokenizer) -> tuple[Path, FileLock | None]:
+    """The run's folder, made and described by the first process, which also locks it; its name goes into the config."""
     folder, name = Path(config.folder), config.name
-    problem = ""
+    lock, problem = None, ""
     if world.first:
-        name = name or new_name(folder, f"{config.model.preset}-{config.model.size}")
+        name = name or _claim(folder, f"{config.model.preset}-{config.model.size}")
         path = folder / name
-        if checkpoint_steps(path / "checkpoints") and not resume:
-            problem = f"{path} holds a run already: go on with --resume {path}, or choose another name"
-        else:
-            path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path / ".lock", is_singleton=True)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            problem = f"{path} is being trained by another process: wait for it, or choose another name"
     name, problem = world.tell((name, problem))
     if problem:
         raise ValueError(problem)
@@ -105,7 +115,24 @@ def prepare_folder(config: TrainConfig, world: World, resume: bool, tokenizer) -
         config.save(path / "config.yaml")
         (path / "tokenizer").mkdir(exist_ok=True)
         tokenizer.save(path / "tokenizer")
-    return path
+    return path, lock
+
+
+def check_free(config: TrainConfig) -> None:
+    """Refuse to begin a run where one is."""
+    path = Path(config.folder) / (config.name or "")
+    if config.name and checkpoint_steps(path / "checkpoints"):
+        raise ValueError(f"{path} holds a run already: go on with --resume {path}, or choose another name")
+
+
+def _claim(folder: Path, wanted: str) -> str:
+    """A name of its own, even where two runs ask at once: whoever makes the folder has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    while True:
+        name = new_name(folder, wanted)
+        with contextlib.suppress(FileExistsError):
+            (folder / name).mkdir()
+            return name
 
 
 def find_checkpoint(run: str | os.PathLike, which: str = "best") -> Path:
