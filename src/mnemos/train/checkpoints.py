@@ -25,7 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 
 from .distributed import World
 from .files import sync_folder, write_json
@@ -93,9 +95,6 @@ class Checkpoints:
         if self.world.any(bool(problem)):
             self._give_up(part, contents.step, problem or "another process could not write its part")
             return False
-        import torch.distributed.checkpoint as dcp  # a second of imports that no first step waits for
-        from torch.distributed.checkpoint.api import CheckpointException
-
         asynchronous = self.asynchronous and not wait
         try:
             writer = dcp.HuggingFaceStorageWriter(str(part / "tensors"), save_distributed=True)
@@ -202,8 +201,6 @@ class Checkpoints:
 
 def read_tensors_into(path: Path, tensors: dict[str, Tensor]) -> None:
     """Fill live tensors, spread or whole, from a checkpoint."""
-    import torch.distributed.checkpoint as dcp
-
     dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(path / "tensors")))
 
 
