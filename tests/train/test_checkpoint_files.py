@@ -104,6 +104,17 @@ def test_a_run_that_another_process_trains_is_left_alone(tmp_path):
     lock.release()
 
 
+def test_a_new_run_takes_nothing_from_what_a_killed_one_left(tmp_path):
+    config = small(tmp_path)
+    left = open_checkpoints(tmp_path / "runs" / "a")
+    save(left, 3, 1.0)
+    left.path(3).rename(left.folder / ".step-000003.part")
+    path, lock = prepare_folder(config, ALONE, False, Named())
+    assert lock is not None
+    lock.release()
+    assert open_checkpoints(path).steps() == []
+
+
 def test_two_runs_that_ask_at_once_get_two_names(tmp_path):
     assert [_claim(tmp_path / "runs", "atlas-mag-nano") for _ in range(3)] == [
         "atlas-mag-nano",

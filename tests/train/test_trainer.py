@@ -86,6 +86,13 @@ def test_compiled_blocks_have_the_same_losses(tmp_path, preset):
     )  # a memory that is traced has one for every chunk
 
 
+@pytest.mark.parametrize("model", [{"preset": "titan"}, {"size": "nanoo"}, {"set": ("hidden_sizes=3",)}])
+def test_a_model_that_cannot_be_is_refused_before_any_data_is_read(tmp_path, model):
+    config = small(tmp_path, model=model, data={"sources": (str(tmp_path / "an-hour-of-reading.txt"),)})
+    with pytest.raises(ValueError, match=r"preset 'titan'|size 'nanoo'|no field hidden_sizes"):
+        Trainer(config)
+
+
 def test_the_average_is_that_of_the_weights_and_can_be_exported(tmp_path):
     config = small(tmp_path, steps=3, optim={"ema": 0.5}, watch={"validate_every": 3})
     trainer = Trainer(config)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
+from filelock import BaseFileLock, FileLock, Timeout
 
 from .checkpoints import checkpoint_steps, problem_of, read_best, read_tensors_into
 from .config import TrainConfig
@@ -92,37 +93,48 @@ def new_name(folder: Path, wanted: str) -> str:
     return name
 
 
-def prepare_folder(config: TrainConfig, world: World, resume: bool, tokenizer) -> tuple[Path, FileLock | None]:
-    """The run's folder, made and described by the first process, which also locks it; its name goes into the config."""
-    folder, name = Path(config.folder), config.name
+def check_free(config: TrainConfig) -> None:
+    """Refuse to begin a run where one is."""
+    path = Path(config.folder) / (config.name or "")
+    if config.name and checkpoint_steps(path / "checkpoints"):
+        raise ValueError(f"{path} holds a run already: go on with --resume {path}, or choose another name")
+
+
+def prepare_folder(config: TrainConfig, world: World, resume: bool, tokenizer) -> tuple[Path, BaseFileLock | None]:
+    """The run's folder, locked, cleared and described by the first process; its name goes into the config."""
     lock, problem = None, ""
     if world.first:
-        name = name or _claim(folder, f"{config.model.preset}-{config.model.size}")
-        path = folder / name
-        path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path / ".lock", is_singleton=True)
+        config.name = config.name or _claim(Path(config.folder), f"{config.model.preset}-{config.model.size}")
         try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            problem = f"{path} is being trained by another process: wait for it, or choose another name"
-    name, problem = world.tell((name, problem))
+            lock = _lock(Path(config.folder) / config.name)
+            if not resume:
+                check_free(config)  # again: another process may have been faster
+        except ValueError as wrong:
+            problem = str(wrong)
+    config.name, problem = world.tell((config.name, problem))
     if problem:
         raise ValueError(problem)
-    config.name, path = name, folder / name
+    path = Path(config.folder) / config.name
     if world.first:
-        for file in () if resume else ("metrics.jsonl", "samples.jsonl", "best.json"):
-            (path / file).unlink(missing_ok=True)
+        if not resume:
+            shutil.rmtree(path / "checkpoints", ignore_errors=True)  # none is whole
+            for file in ("metrics.jsonl", "samples.jsonl", "best.json"):
+                (path / file).unlink(missing_ok=True)
         config.save(path / "config.yaml")
         (path / "tokenizer").mkdir(exist_ok=True)
         tokenizer.save(path / "tokenizer")
     return path, lock
 
 
-def check_free(config: TrainConfig) -> None:
-    """Refuse to begin a run where one is."""
-    path = Path(config.folder) / (config.name or "")
-    if config.name and checkpoint_steps(path / "checkpoints"):
-        raise ValueError(f"{path} holds a run already: go on with --resume {path}, or choose another name")
+def _lock(path: Path) -> BaseFileLock:
+    """A run's folder for this process alone, until the lock is released or the process ends."""
+    path.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path / ".lock", is_singleton=True)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ValueError(f"{path} is being trained by another process: wait for it, or choose another name") from None
+    return lock
 
 
 def _claim(folder: Path, wanted: str) -> str:
@@ -183,7 +195,6 @@ def load_tokenizer(run: str | os.PathLike):
 
 def export(run: str | os.PathLike, out: str | os.PathLike, checkpoint: str = "best", average: bool = False) -> Path:
     """Write one transformers folder: config with use_cache, safetensors weights, tokenizer. Complete or absent."""
-    import shutil
     import uuid
 
     from ..models.remote import add_remote_code
