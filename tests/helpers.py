@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,6 +13,15 @@ from mnemos.kernels.chain import why_not
 NO_KERNEL = why_not(torch.float32)
 needs_kernel = pytest.mark.skipif(NO_KERNEL is not None, reason=f"no compiled kernel: {NO_KERNEL}")
 every_backend = pytest.mark.parametrize("backend", ["torch", pytest.param("cpp", marks=needs_kernel)])
+
+TALE = "the memory of a model learns at test time what it has read so that nothing told is lost "
+TALE += "and every question about the first page of a book finds its answer on the last"
+
+
+def random_words(count: int) -> str:
+    """Words in an order that is always the same: a text that small models learn something from."""
+    draw, words = random.Random(0), TALE.split()
+    return " ".join(draw.choice(words) for _ in range(count))
 
 
 def randomise(module: nn.Module, scale: float = 0.3, seed: int = 0) -> nn.Module:

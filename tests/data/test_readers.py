@@ -39,6 +39,15 @@ def parquet(path, column, row_group_size=None):
     return path
 
 
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+def test_a_json_file_that_memory_should_not_hold_is_one_sentence(tmp_path, name):
+    raw = json.dumps({"text": "word " * 100}).encode()
+    (tmp_path / name).write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
+    assert len(documents(tmp_path / name, max_document_bytes=len(raw))) == 1
+    with pytest.raises(ValueError, match=r"is more than 400 bytes of JSON: make it a \.jsonl file"):
+        documents(tmp_path / name, max_document_bytes=100)
+
+
 def test_every_kind_of_file_gives_its_documents(tmp_path):
     texts = [f"document {i}: naïve 日本 text" for i in range(5)]
     (tmp_path / "a.txt").write_text(texts[0])

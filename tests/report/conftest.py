@@ -2,35 +2,12 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from reporting import MEMORY, SMALL, TEXT
 
+from helpers import random_words
 from mnemos.data import DataConfig, open_tokenizer
 from mnemos.train import CheckpointConfig, ModelConfig, TrainConfig, Trainer, WatchConfig
-
-WORDS = [
-    "the",
-    "memory",
-    "of",
-    "a",
-    "model",
-    "learns",
-    "at",
-    "test",
-    "time",
-    "what",
-    "it",
-    "has",
-    "read",
-    "so",
-    "that",
-    "nothing",
-    "told",
-    "is",
-    "lost",
-]
 
 
 @pytest.fixture(scope="session")
@@ -39,9 +16,8 @@ def tokenizer():
 
 
 def _train(folder, name: str, preset: str, steps: int):
-    draw = random.Random(0)
     file = folder / "words.txt"
-    file.write_text(" ".join(draw.choice(WORDS) for _ in range(4000)))
+    file.write_text(random_words(4000))
     overrides = tuple(f"{key}={value}" for key, value in (SMALL | MEMORY).items())
     config = TrainConfig(
         model=ModelConfig(preset=preset, set=overrides),

@@ -4,50 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import random
 from pathlib import Path
 
+from helpers import random_words
 from mnemos.data import DataConfig
 from mnemos.train import CheckpointConfig, ModelConfig, OptimConfig, TrainConfig, WatchConfig
 from mnemos.train.telemetry import read_metrics
 
-WORDS = [
-    "the",
-    "memory",
-    "of",
-    "a",
-    "model",
-    "learns",
-    "at",
-    "test",
-    "time",
-    "what",
-    "it",
-    "has",
-    "read",
-    "so",
-    "that",
-    "nothing",
-    "told",
-    "is",
-    "lost",
-    "and",
-    "every",
-    "question",
-    "about",
-    "the",
-    "first",
-    "page",
-    "of",
-    "a",
-    "book",
-    "finds",
-    "its",
-    "answer",
-    "on",
-    "the",
-    "last",
-]
 SET = (
     "hidden_size=32",
     "num_hidden_layers=2",
@@ -62,8 +25,7 @@ def text_file(folder: Path, words: int = 6000) -> str:
     """Text of a fixed seed, in documents of some lines."""
     path = folder / "words.txt"
     if not path.exists():
-        draw = random.Random(0)
-        path.write_text(" ".join(draw.choice(WORDS) for _ in range(words)))
+        path.write_text(random_words(words))
     return str(path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 import yaml
 from small import small
 
-from mnemos.cli.train import read_arguments
+from mnemos.cli.train import read_arguments, uncollected
 from mnemos.models import MnemosForCausalLM, presets
 from mnemos.train import RECIPES, LossConfig, ModelConfig, OptimConfig, ScheduleConfig, TrainConfig, recipe
 from mnemos.train.guard import Guard
@@ -18,7 +19,9 @@ from mnemos.train.schedules import chunk_size, lr_factor, polarisation
 
 
 def test_a_config_written_is_the_config_read(tmp_path):
-    config = small(tmp_path, optim={"lr": 1.25e-5, "betas": (0.8, 0.9)}, watch={"trackers": ("wandb",)}, tokens="15B")
+    config = small(
+        tmp_path, optim={"lr": 1.25e-5, "betas": (0.8, 0.9)}, watch={"trackers": ("wandb",)}, steps=None, tokens="15B"
+    )
     config.save(tmp_path / "c.yaml")
     assert TrainConfig.load(tmp_path / "c.yaml") == config
     fields = yaml.safe_load((tmp_path / "c.yaml").read_text())
@@ -45,6 +48,14 @@ def test_what_a_file_does_not_say_has_its_default(tmp_path):
         ("[1, 2]", "is not a config"),
         ("a: [", "is not a readable config"),
         ("compile: 1", "compile=1 must be of type bool"),
+        ("optim: {clip: -1}", "optim.clip=-1.0 must be >= 0"),
+        ("optim: {muon_lr: 0}", "optim.muon_lr=0.0 must be > 0"),
+        ("optim: {betas: [0.9, 1.0]}", r"optim.betas=\(0.9, 1.0\) must be >= 0 and < 1"),
+        ("schedule: {warmup: -3}", "schedule.warmup=-3.0 must be >= 0"),
+        ("schedule: {finish_chunk: 0}", "schedule.finish_chunk=0 must be a whole number >= 1"),
+        ("watch: {validate_every: -1}", "watch.validate_every=-1 must be a whole number >= 0"),
+        ("loss: {polarisation: 1, polarisation_end: -1}", "loss.polarisation_end=-1.0 must be >= 0"),
+        ("steps: 5\ntokens: 5M", "steps=5 and tokens='5M' both say how long to train: give one of them"),
         ("data: {carry_state: true}\ngradient_checkpointing: true", "do not go together"),
     ],
 )
@@ -57,7 +68,9 @@ def test_what_is_wrong_in_a_file_is_one_sentence(tmp_path, text, sentence):
 
 def test_flags_override_a_file_which_overrides_a_recipe(tmp_path):
     (tmp_path / "c.yaml").write_text("optim: {lr: 0.5}\nsteps: 11\nname: old\n")
+    (tmp_path / "old").mkdir()
     arguments = ["--recipe", "debug", "--config", str(tmp_path / "c.yaml"), "--preset", "titans-mal", "--size=micro"]
+    arguments += ["--folder", str(tmp_path)]
     arguments += [
         "--data",
         "a.txt:0.3",
@@ -69,10 +82,47 @@ def test_flags_override_a_file_which_overrides_a_recipe(tmp_path):
         "memory_depth=3",
     ]
     config, resume = read_arguments(arguments)
-    assert not resume and config.name is None
+    assert not resume and config.name == "old-2"  # another run of the name in the file, not into its folder
     assert (config.model.preset, config.model.size, config.model.set) == ("titans-mal", "micro", ("memory_depth=3",))
     assert config.data.sources == ("a.txt:0.3", "b.txt:0.7") and config.data.carry_state
     assert (config.optim.lr, config.steps, config.data.seq_len) == (1e-3, 11, 128)
+
+
+@pytest.mark.parametrize(
+    "arguments, length",
+    [
+        (["--recipe", "quick", "--tokens", "5M"], (None, "5M")),
+        (["--recipe", "quick", "--tokens=5M"], (None, "5M")),
+        (["--recipe", "340m", "--max-steps", "7"], (7, None)),
+        (["--recipe", "quick", "--recipe", "340m"], (None, "15B")),
+        (["--recipe", "340m", "--recipe", "quick"], (300, None)),
+        (["--config", "tokens.yaml", "--recipe", "quick"], (None, "9M")),
+        (["--config", "tokens.yaml", "--steps", "3"], (3, None)),
+        (["--resume", ".", "--tokens", "1B"], (None, "1B")),
+    ],
+)
+def test_the_last_word_about_the_length_of_a_run_counts(tmp_path, monkeypatch, arguments, length):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tokens.yaml").write_text("tokens: 9M")
+    TrainConfig(steps=44).save(tmp_path / "config.yaml")
+    config, _ = read_arguments(arguments)
+    assert (config.steps, config.tokens) == length
+
+
+def test_the_garbage_collector_rests_during_imports_alone():
+    with uncollected():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_two_lengths_at_once_are_refused(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        read_arguments(["--steps", "3", "--tokens", "5M"])
+    assert "steps=3 and tokens='5M' both say how long to" in capsys.readouterr().err
+    config = recipe(TrainConfig(), "340m")
+    config.steps = 10
+    with pytest.raises(ValueError, match="both say how long to train"):
+        config.total_steps(1)
 
 
 def test_the_flags_of_the_seeds_scripts_are_understood():
@@ -96,6 +146,8 @@ def test_resume_takes_the_config_of_the_run(tmp_path):
     assert config.name == "x"
     with pytest.raises(ValueError, match="there is no"):
         read_arguments(["--resume", str(tmp_path / "none")])
+    with pytest.raises(ValueError, match="leave out --recipe and --config"):
+        read_arguments(["--resume", str(run), "--recipe", "quick"])
 
 
 @pytest.mark.parametrize("name", RECIPES)

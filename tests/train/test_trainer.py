@@ -76,10 +76,21 @@ def test_bfloat16_stays_near_float32(tmp_path):
 
 
 @pytest.mark.slow
-def test_compiled_blocks_have_the_same_losses(tmp_path):
-    """Of a model without memory: tracing a memory's chunks takes minutes on a CPU."""
-    plain = run(tmp_path, preset="swa", name="plain", steps=2)
-    assert run(tmp_path, preset="swa", name="fast", steps=2, compile=True) == pytest.approx(plain, rel=1e-4)
+@pytest.mark.parametrize("preset", ["swa", "titans-mag"])
+def test_compiled_blocks_have_the_same_losses(tmp_path, preset):
+    plain = run(tmp_path, preset=preset, name="plain", steps=2)
+    torch._dynamo.utils.counters.clear()
+    assert run(tmp_path, preset=preset, name="fast", steps=2, compile=True) == pytest.approx(plain, rel=1e-4)
+    assert (
+        torch._dynamo.utils.counters["stats"]["unique_graphs"] < 20
+    )  # a memory that is traced has one for every chunk
+
+
+@pytest.mark.parametrize("model", [{"preset": "titan"}, {"size": "nanoo"}, {"set": ("hidden_sizes=3",)}])
+def test_a_model_that_cannot_be_is_refused_before_any_data_is_read(tmp_path, model):
+    config = small(tmp_path, model=model, data={"sources": (str(tmp_path / "an-hour-of-reading.txt"),)})
+    with pytest.raises(ValueError, match=r"preset 'titan'|size 'nanoo'|no field hidden_sizes"):
+        Trainer(config)
 
 
 def test_the_average_is_that_of_the_weights_and_can_be_exported(tmp_path):

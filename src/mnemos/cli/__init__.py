@@ -5,6 +5,7 @@ What a user got wrong is one sentence and exit status 2.
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -38,6 +39,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "tokenizer": tokenizer,
     "train": train,
 }
+UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 OWN_ARGUMENTS = {"train": run_train}  # commands whose flags are known only once their modules are imported
 
 
@@ -56,6 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has seen enough
         sys.stdout = None
         return 0
+    except OSError as wrong:  # a disk that is full, a folder that is someone else's
+        if wrong.errno not in UNWRITABLE:
+            raise
+        print(f"mnemos: {wrong.filename or 'a file'} cannot be written: {wrong.strerror}", file=sys.stderr)
+        return 1
     except ImportError as missing:
         if (missing.name or "").split(".")[0] != "transformers":
             raise

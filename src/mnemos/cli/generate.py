@@ -38,24 +38,36 @@ def generate(
     """
     import torch
 
+    from ..train.distributed import open_device
+
+    for said, right, wanted in (
+        (f"{max_tokens=}", max_tokens >= 1, "at least 1"),
+        (f"{temperature=}", temperature >= 0, "0 or more"),
+        (f"{top_k=}", top_k >= 0, "0 or more"),
+        (f"{top_p=}", 0 < top_p <= 1, "above 0 and at most 1"),
+        (f"{samples=}", samples >= 1, "at least 1"),
+    ):
+        if not right:
+            raise ValueError(f"{said} must be {wanted}")
+    place = open_device(device)
     language, tokenizer = _open(model, checkpoint)
-    language = language.to(device)
+    language = language.to(place)
     if seed is not None:
         torch.manual_seed(seed)
     encoded = tokenizer.encode(prompt)
     if not encoded:
         raise ValueError("prompt is empty: give at least one character")
-    ids = torch.tensor([encoded], device=device)
+    ids = torch.tensor([encoded], device=place).expand(samples, -1)
     drawn = (
         {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p}
         if temperature > 0
         else {"do_sample": False}
     )
-    choices = drawn | {"max_new_tokens": max_tokens, "pad_token_id": 0}
+    choices = drawn | {"max_new_tokens": max_tokens, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)}
     if stream and samples == 1:
         language.generate(ids, streamer=Streamer(tokenizer), **choices)
         return
-    rows = language.generate(ids.expand(samples, -1), **choices)
+    rows = language.generate(ids, **choices)
     for row in rows.tolist():
         print(tokenizer.decode(row))
 
@@ -73,7 +85,7 @@ def _open(model: str, checkpoint: str):
         from ..data import open_tokenizer
         from ..models import MnemosForCausalLM
 
-        return MnemosForCausalLM.from_pretrained(path).eval(), open_tokenizer(str(path))
+        return MnemosForCausalLM.from_pretrained(path, use_safetensors=True).eval(), open_tokenizer(str(path))
     raise ValueError(f"{model} is neither a run (config.yaml) nor an exported model (config.json)")
 
 

@@ -22,6 +22,7 @@ def runs(
         plot: write a picture of the loss curves there (.png, .svg or .pdf).
         json: print lines of JSON instead of a table.
     """
+    import sys
     from pathlib import Path
 
     from ..train import runs as record
@@ -29,7 +30,7 @@ def runs(
     if names:
         found = [record.open_run(name if Path(name).is_dir() else Path(folder) / name) for name in names]
     else:
-        found = record.list_runs(folder)
+        found = record.list_runs(folder, lambda why: print(f"mnemos: left out: {why}", file=sys.stderr))
     if not found:
         raise ValueError(f"{folder} holds no run; `mnemos train` makes one")
     rows = [run.summary() for run in found]

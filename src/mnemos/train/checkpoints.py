@@ -59,16 +59,26 @@ class Checkpoints:
         self._pending: tuple[Any, Path, Path, threading.Thread | None, list] | None = None
         if world.first:
             folder.mkdir(parents=True, exist_ok=True)
-            for leftover in folder.glob(".step-*.part"):
-                shutil.rmtree(leftover, ignore_errors=True)
+            self._clear_away()
         world.barrier()
+
+    def _clear_away(self) -> None:
+        """What was half-written goes; what was whole, and only lacked its name, gets it."""
+        for part in self.folder.glob(".step-*.part"):
+            target = part.with_name(part.name.removeprefix(".").removesuffix(".part"))
+            if not problem_of(part) and problem_of(target):
+                shutil.rmtree(target, ignore_errors=True)
+                part.rename(target)
+            shutil.rmtree(part, ignore_errors=True)
 
     def save(
         self, tensors: dict[str, Tensor], contents: Contents, best: float | None = None, wait: bool = False
     ) -> bool:
         """Write a checkpoint; False, and a sentence, where that fails. best: the validation loss that makes it the best."""
         self.finish()
-        target = self.folder / f"step-{contents.step:06d}"
+        target = self.path(contents.step)
+        if best is None and self.world.tell(self.best() or {}).get("step") == contents.step:
+            return True  # a run that went back past its best: what it finds at that step is no better
         part = target.with_name(f".{target.name}.part")
         problem = ""
         try:
@@ -151,6 +161,14 @@ class Checkpoints:
         for step in self.steps():
             if step not in kept:
                 shutil.rmtree(self.path(step), ignore_errors=True)
+
+    def forget_after(self, step: int) -> None:
+        """Drop the checkpoints of a course that was given up, but for the best."""
+        if self.world.first:
+            for later in self.steps():
+                if later > step and later != (self.best() or {}).get("step"):
+                    shutil.rmtree(self.path(later), ignore_errors=True)
+        self.world.barrier()
 
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:06d}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,41 @@ from ..data import DataConfig
 from ..whole import write_text
 from .typed import build, check_choices, plain, whole
 
+LEAST = {  # whole numbers, and the least each may be
+    "steps": 1,
+    "accumulate": 1,
+    "seed": 0,
+    "checkpoint.every": 1,
+    "checkpoint.keep_last": 1,
+    "checkpoint.bad_steps": 1,
+    "checkpoint.rollbacks": 0,
+    "watch.log_every": 1,
+    "watch.validate_every": 0,
+    "watch.probe_every": 0,
+    "watch.probe_length": 1,
+    "watch.sample_every": 0,
+    "watch.sample_tokens": 0,
+    "parallel.shard": 0,
+    "schedule.finish_chunk": 1,
+    "loss.polarisation_warmup": 0,
+}
+RANGES = {  # from the first, to below the second
+    "optim.betas": (0, 1),
+    "optim.momentum": (0, 1),
+    "optim.weight_decay": (0, math.inf),
+    "optim.clip": (0, math.inf),  # torch would turn the gradient round for one below 0
+    "optim.ema": (0, 1),
+    "schedule.warmup": (0, math.inf),
+    "schedule.decay": (0, 1),
+    "schedule.final": (0, math.inf),
+    "schedule.finish_share": (0, 1),
+    "loss.polarisation": (0, math.inf),
+    "loss.polarisation_end": (0, math.inf),
+    "loss.polarisation_hold": (0, 1),
+    "loss.memory_dropout": (0, 1),
+    "checkpoint.spike": (0, math.inf),
+    "checkpoint.rollback_lr": (0, math.inf),
+}
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, the compute-optimal ratio
 
 
@@ -177,7 +213,7 @@ class TrainConfig:
     steps: int | None = None
     """optimiser steps; None: from tokens"""
     tokens: str | None = None
-    """how much to read: 15B, 200M, a number, or chinchilla (20 per parameter); used where steps is None"""
+    """how much to read: 15B, 200M, a number, or chinchilla (20 per parameter); takes the place of steps"""
     accumulate: int = 1
     """batches per step"""
     seed: int = 0
@@ -192,39 +228,41 @@ class TrainConfig:
     """torch.compile every block"""
 
     def __post_init__(self):
-        for name, least in (("accumulate", 1), ("seed", 0)):
-            whole(name, getattr(self, name), least)
-        if self.steps is not None:
-            whole("steps", self.steps, 1)
-        for part, name, least in (
-            (self.checkpoint, "every", 1),
-            (self.checkpoint, "keep_last", 1),
-            (self.checkpoint, "bad_steps", 1),
-            (self.watch, "log_every", 1),
-        ):
-            whole(name, getattr(part, name), least)
+        self._check_length()
+        for name, least in LEAST.items():
+            part, _, field_name = name.rpartition(".")
+            value = getattr(getattr(self, part) if part else self, field_name)
+            if value is not None:
+                whole(name, value, least)
         for part in (self.optim, self.schedule, self.loss, self.parallel):
             check_choices(part)
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype={self.dtype!r} is unknown; choose float32 or bfloat16")
-        if not self.optim.lr > 0:
-            raise ValueError(f"optim.lr={self.optim.lr!r} must be > 0")
-        for part, name in (
-            (self.optim, "ema"),
-            (self.loss, "memory_dropout"),
-            (self.schedule, "decay"),
-            (self.schedule, "finish_share"),
-            (self.loss, "polarisation_hold"),
-        ):
-            if not 0 <= getattr(part, name) < 1:
-                raise ValueError(f"{name}={getattr(part, name)!r} must be >= 0 and < 1")
+        for name in ("lr", "muon_lr"):
+            value = getattr(self.optim, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"optim.{name}={value!r} must be > 0")
+        for name, (low, high) in RANGES.items():
+            part, _, field_name = name.rpartition(".")
+            value = getattr(getattr(self, part), field_name)
+            for x in value if isinstance(value, tuple) else () if value is None else (value,):
+                if not low <= x < high:
+                    limit = f" and < {high:g}" if high < math.inf else ""
+                    raise ValueError(f"{name}={value!r} must be >= {low:g}{limit}")
         if self.data.carry_state and self.gradient_checkpointing:
             raise ValueError("carry_state and gradient_checkpointing do not go together: choose one")
         if self.compile and (self.loss.polarisation or self.loss.memory_dropout):
             raise ValueError("compile does not go with loss.polarisation or loss.memory_dropout: choose one")
 
+    def _check_length(self) -> None:
+        if self.steps is not None and self.tokens is not None:
+            raise ValueError(
+                f"steps={self.steps} and tokens={self.tokens!r} both say how long to train: give one of them"
+            )
+
     def total_steps(self, parameters: int) -> int:
         """`steps`, or as many as read `tokens`; 1,000 where neither is given."""
+        self._check_length()
         if self.steps is not None:
             return self.steps
         if self.tokens is None:
@@ -276,12 +314,20 @@ class TrainConfig:
         return cls.from_dict(fields)
 
 
+LENGTHS = {"steps": "tokens", "tokens": "steps"}  # the later one of these to be given takes the other's place
+
+
 def merge(config: TrainConfig, fields: dict[str, Any]) -> TrainConfig:
-    """The same config with some fields, nested as in YAML, replaced."""
+    """The same config with some fields, nested as in YAML, replaced.
+
+    >>> merge(TrainConfig(steps=300), {"tokens": "5M"}).steps is None
+    True
+    """
 
     def over(old: Any, new: Any) -> Any:
         if isinstance(old, dict) and isinstance(new, dict):
             return old | {key: over(old.get(key), value) for key, value in new.items()}
         return new
 
-    return TrainConfig.from_dict(over(config.to_dict(), fields))
+    replaced = {other: None for name, other in LENGTHS.items() if fields.get(name) is not None}
+    return TrainConfig.from_dict(over(config.to_dict(), replaced | fields))

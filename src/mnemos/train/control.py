@@ -1,4 +1,4 @@
-"""Reaching into a live model without changing it: watch its gates, silence its memories, change its chunk size.
+"""Reaching into a live model without changing it: watch its gates, silence its memories, compile it, change its chunk size.
 
 Shapes: B batch, T time, D hidden size, H heads.
 """
@@ -95,6 +95,17 @@ def silent_memory(model: MnemosForCausalLM) -> Generator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def compile_blocks(model: MnemosForCausalLM) -> None:
+    """torch.compile for every block, but for its memory, which runs as it does without.
+
+    Traced, a memory is unrolled chunk by chunk, which takes minutes to compile, and loses the kernel that a CPU has for it.
+    """
+    for memory in memories(model).values():
+        memory.forward = torch.compiler.disable(memory.forward)
+    for block in _layers(model):
+        block.compile()
 
 
 def set_chunk_size(model: MnemosForCausalLM, size: int) -> None:

@@ -59,17 +59,27 @@ class World:
             dist.destroy_process_group()
 
 
-def open_world(device: str = "auto") -> World:
-    """Join the process group that torchrun has prepared; alone where there is none."""
-    size, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+def open_device(device: str) -> torch.device:
+    """A device by name; one that is not there is one sentence.
+
+    >>> open_device("cpu")
+    device(type='cpu')
+    """
     chosen = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     try:
         place = torch.device(chosen)
     except RuntimeError:
         raise ValueError(f"device={device!r} is unknown; use auto, cpu, cuda or cuda:0") from None
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={device!r} is not there: torch sees no GPU")
+    return place
+
+
+def open_world(device: str = "auto") -> World:
+    """Join the process group that torchrun has prepared; alone where there is none."""
+    size, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    place = open_device(device)
     if place.type == "cuda":
-        if not torch.cuda.is_available():
-            raise ValueError(f"device={device!r} is not there: torch sees no GPU")
         if place.index is None:
             place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(place)

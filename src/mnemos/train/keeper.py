@@ -114,6 +114,7 @@ class Keeper:
         self._take(progress, state)
         progress.best = min(progress.best, best)
         guard.went_back(state["guard"], config)
+        self.checkpoints.forget_after(progress.step)  # else a resume would take them for the newest
         self.carried.drop()
         return path
 

@@ -5,13 +5,17 @@ runs/<name>/config.yaml  metrics.jsonl  best.json  samples.jsonl  tokenizer/  ch
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import BaseFileLock, FileLock, Timeout
 
 from .checkpoints import checkpoint_steps, problem_of, read_best, read_tensors_into
 from .config import TrainConfig
@@ -65,10 +69,15 @@ def open_run(path: str | os.PathLike) -> Run:
     )
 
 
-def list_runs(folder: str | os.PathLike = "runs") -> list[Run]:
-    """Every run of a folder, the newest last."""
-    found = [p.parent for p in Path(folder).glob("*/config.yaml")]
-    return [open_run(p) for p in sorted(found, key=lambda p: (p / "config.yaml").stat().st_mtime)]
+def list_runs(folder: str | os.PathLike = "runs", on_problem: Callable[[str], None] = lambda why: None) -> list[Run]:
+    """Every run of a folder, the newest last; one that cannot be read is left out, and `on_problem` hears why."""
+    found = []
+    for path in sorted(Path(folder).glob("*/config.yaml"), key=lambda p: p.stat().st_mtime):
+        try:
+            found.append(open_run(path.parent))
+        except ValueError as wrong:
+            on_problem(str(wrong))
+    return found
 
 
 def new_name(folder: Path, wanted: str) -> str:
@@ -84,28 +93,58 @@ def new_name(folder: Path, wanted: str) -> str:
     return name
 
 
-def prepare_folder(config: TrainConfig, world: World, resume: bool, tokenizer) -> Path:
-    """The run's folder, made and described by the first process; its name goes into the config."""
-    folder, name = Path(config.folder), config.name
-    problem = ""
+def check_free(config: TrainConfig) -> None:
+    """Refuse to begin a run where one is."""
+    path = Path(config.folder) / (config.name or "")
+    if config.name and checkpoint_steps(path / "checkpoints"):
+        raise ValueError(f"{path} holds a run already: go on with --resume {path}, or choose another name")
+
+
+def prepare_folder(config: TrainConfig, world: World, resume: bool, tokenizer) -> tuple[Path, BaseFileLock | None]:
+    """The run's folder, locked, cleared and described by the first process; its name goes into the config."""
+    lock, problem = None, ""
     if world.first:
-        name = name or new_name(folder, f"{config.model.preset}-{config.model.size}")
-        path = folder / name
-        if checkpoint_steps(path / "checkpoints") and not resume:
-            problem = f"{path} holds a run already: go on with --resume {path}, or choose another name"
-        else:
-            path.mkdir(parents=True, exist_ok=True)
-    name, problem = world.tell((name, problem))
+        config.name = config.name or _claim(Path(config.folder), f"{config.model.preset}-{config.model.size}")
+        try:
+            lock = _lock(Path(config.folder) / config.name)
+            if not resume:
+                check_free(config)  # again: another process may have been faster
+        except ValueError as wrong:
+            problem = str(wrong)
+    config.name, problem = world.tell((config.name, problem))
     if problem:
         raise ValueError(problem)
-    config.name, path = name, folder / name
+    path = Path(config.folder) / config.name
     if world.first:
-        for file in () if resume else ("metrics.jsonl", "samples.jsonl", "best.json"):
-            (path / file).unlink(missing_ok=True)
+        if not resume:
+            shutil.rmtree(path / "checkpoints", ignore_errors=True)  # none is whole
+            for file in ("metrics.jsonl", "samples.jsonl", "best.json"):
+                (path / file).unlink(missing_ok=True)
         config.save(path / "config.yaml")
         (path / "tokenizer").mkdir(exist_ok=True)
         tokenizer.save(path / "tokenizer")
-    return path
+    return path, lock
+
+
+def _lock(path: Path) -> BaseFileLock:
+    """A run's folder for this process alone, until the lock is released or the process ends."""
+    path.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path / ".lock", is_singleton=True)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ValueError(f"{path} is being trained by another process: wait for it, or choose another name") from None
+    return lock
+
+
+def _claim(folder: Path, wanted: str) -> str:
+    """A name of its own, even where two runs ask at once: whoever makes the folder has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    while True:
+        name = new_name(folder, wanted)
+        with contextlib.suppress(FileExistsError):
+            (folder / name).mkdir()
+            return name
 
 
 def find_checkpoint(run: str | os.PathLike, which: str = "best") -> Path:
@@ -156,7 +195,6 @@ def load_tokenizer(run: str | os.PathLike):
 
 def export(run: str | os.PathLike, out: str | os.PathLike, checkpoint: str = "best", average: bool = False) -> Path:
     """Write one transformers folder: config with use_cache, safetensors weights, tokenizer. Complete or absent."""
-    import shutil
     import uuid
 
     from ..models.remote import add_remote_code

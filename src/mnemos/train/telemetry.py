@@ -9,6 +9,8 @@ import json
 import math
 import os
 import time
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,8 +50,9 @@ class WandbLike:
 
         self.api = importlib.import_module(module)
         if module == "wandb":
+            place = zlib.crc32(str(folder.resolve()).encode())  # runs of one name in two places are two runs
             self.run = self.api.init(
-                project="mnemos", name=name, config=config, dir=str(folder), resume="allow", id=name
+                project="mnemos", name=name, config=config, dir=str(folder), resume="allow", id=f"{name}-{place:08x}"
             )
         else:
             self.run = self.api.init(project="mnemos", name=name, config=config)
@@ -70,18 +73,29 @@ def open_tracker(kind: str, folder: Path, name: str, config: dict) -> Tracker:
 
 
 class Metrics:
-    """The run's own record. After a resume, lines from beyond the checkpoint are cut off, for they will be written again."""
+    """The run's own record. After a resume, lines from beyond the checkpoint are cut off, for they will be written again.
 
-    def __init__(self, folder: Path, trackers: list[Tracker], from_step: int | None = None):
-        self.path, self.trackers = folder / "metrics.jsonl", trackers
+    What cannot be written, on a full disk, waits for the next line; `say` is told once.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        trackers: list[Tracker],
+        from_step: int | None = None,
+        say: Callable[[str], None] = lambda sentence: None,
+    ):
+        self.path, self.trackers, self.say = folder / "metrics.jsonl", trackers, say
+        self.unwritten, self.told = b"", False
         if from_step is not None and self.path.exists():
             kept = [line for line in self.path.read_text().splitlines() if _step_of(line) <= from_step]
             write_text(self.path, "".join(f"{line}\n" for line in kept))
-        self.file = open(self.path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
+        self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115
 
     def log(self, step: int, kind: str, **values: Any) -> None:
         record = {"step": step, "kind": kind, "time": round(time.time(), 3)} | values
-        self.file.write(json.dumps(_finite(record)) + "\n")
+        self.unwritten += json.dumps(_finite(record)).encode() + b"\n"
+        self._write()
         numbers = {
             f"{kind}/{key}": float(value)
             for key, value in flatten(values).items()
@@ -90,7 +104,17 @@ class Metrics:
         for tracker in self.trackers if numbers else ():
             tracker.log(step, numbers)
 
+    def _write(self) -> None:
+        try:
+            while self.unwritten:
+                self.unwritten = self.unwritten[self.file.write(self.unwritten) or 0 :]
+        except OSError as wrong:
+            if not self.told:
+                self.say(f"{self.path} cannot be written: {wrong.strerror}; training goes on, and its lines wait")
+            self.told = True
+
     def close(self) -> None:
+        self._write()
         self.file.close()
         for tracker in self.trackers:
             tracker.close()

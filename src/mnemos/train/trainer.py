@@ -17,14 +17,14 @@ from ..models import MnemosConfig, MnemosForCausalLM, presets
 from .carry import Carried
 from .checkpoints import Checkpoints
 from .config import TrainConfig
-from .control import MemoryDropout, set_chunk_size
+from .control import MemoryDropout, compile_blocks, set_chunk_size
 from .display import Display, Silent
 from .distributed import Spread, World, open_world
 from .guard import TrainingFailed
 from .keeper import Keeper, Progress
 from .optimisers import Optimisers
 from .randomness import seed_everything
-from .runs import prepare_folder
+from .runs import check_free, prepare_folder
 from .schedules import chunk_size, lr_factor, polarisation
 from .step import Stepper, StepResult
 from .telemetry import Metrics, Speed, flops_per_token, open_tracker
@@ -68,6 +68,10 @@ class Trainer:
             raise ValueError(
                 f"data.batch_size={config.data.batch_size} must be a multiple of the {self.world.size} processes"
             )
+        if not resume:
+            check_free(config)
+        # what is wrong with the model is said before hours of reading
+        presets.config(config.model.preset, config.model.size, **config.model.overrides())
         if data is None:
             from ..data import open_data
 
@@ -77,7 +81,7 @@ class Trainer:
         self.model = MnemosForCausalLM(self._model_config()).to(self.world.device).train()
         self.size = sum(p.numel() for p in self.model.parameters())
         self.total = config.total_steps(self.size)
-        self.path = prepare_folder(config, self.world, resume, data.tokenizer)
+        self.path, self._lock = prepare_folder(config, self.world, resume, data.tokenizer)
         self.speed = Speed(self.world.device, flops_per_token(self.model, config.data.seq_len), config.dtype)
         self._prepare_model()
         self.progress, carried = Progress(), Carried()
@@ -112,8 +116,7 @@ class Trainer:
             self.model.gradient_checkpointing_enable()
         MemoryDropout(self.model, config.loss.memory_dropout)
         if config.compile:
-            for block in self.model.model.layers:
-                block.compile()
+            compile_blocks(self.model)
         self.spread = Spread(self.model, self.world, config.parallel)
 
     # ---- the run
@@ -137,6 +140,8 @@ class Trainer:
             self.display.close()
             if self.metrics is not None:
                 self.metrics.close()
+            if self._lock is not None:
+                self._lock.release()
 
     def _begin(self) -> int:
         """The step to start from."""
@@ -145,7 +150,7 @@ class Trainer:
         if self.world.first:
             kinds, settings = self.config.watch.trackers, self.config.to_dict()
             trackers = [open_tracker(kind, self.path, self.path.name, settings) for kind in kinds]
-            self.metrics = Metrics(self.path, trackers, step if self.resume else None)
+            self.metrics = Metrics(self.path, trackers, step if self.resume else None, self.display.say)
         if found is not None:
             self.say(f"going on from {found}")
         elif self.resume:
@@ -307,10 +312,13 @@ class Trainer:
         if not self.config.watch.sample_tokens:
             return
         text, step = self.watcher.sample(), self.progress.step
-        if self.world.first:
-            with open(self.path / "samples.jsonl", "a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step, "text": text}) + "\n")
         self.display.say(f"sample at step {step}: {text!r}")
+        try:
+            if self.world.first:
+                with open(self.path / "samples.jsonl", "a", encoding="utf-8") as file:
+                    file.write(json.dumps({"step": step, "text": text}) + "\n")
+        except OSError as wrong:
+            self.say(f"the sample of step {step} is not kept: {wrong.strerror}")
 
     @contextlib.contextmanager
     def _signals(self) -> Generator[None]:

@@ -28,9 +28,11 @@ class Watcher:
 
     @contextlib.contextmanager
     def evaluating(self) -> Generator[None]:
+        """Compiled blocks run as they are: every length that is looked at here would be compiled anew."""
+        eager = torch.compiler.set_stance("force_eager") if self.config.compile else contextlib.nullcontext()
         self.model.eval()
         try:
-            with torch.no_grad(), self.stepper.autocast():
+            with torch.no_grad(), self.stepper.autocast(), eager:
                 yield
         finally:
             self.spread.settle()
