@@ -119,38 +119,22 @@ class NeuralMemory(nn.Module):
             done = self._token(x, state)
             if done is not None:
                 return done
-        if not trace:
-            y, state = self._recall(x, state, mask, cu_seqlens)
-            return self.output(y, x), state
-        if cu_seqlens is not None:
-            raise ValueError(
-                "trace=True does not go with cu_seqlens; run the documents as rows of a batch, with a mask"
-            )
-        q, k, v, tail = self._project(x, state, mask, None)
-        gates, position = self._gates(x, state, mask, None), _positions(x, state, mask, None)
-        y, state, record = traced_scan(q, k, v, gates, state, self.spec, self.features, mask, position)
-        return self.output(y, x), dataclasses.replace(state, conv=tail), record
-
-    def recall(
-        self,
-        x: Tensor,
-        state: MemoryState | None = None,
-        mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-    ) -> tuple[Tensor, MemoryState]:
-        """The first half of `forward`: what every head's memory answers, (B, T, H, V), and the state. `output` is the rest,
-        which knows no order of time: a caller with many pieces of a sequence may do it once for all of them."""
-        x, state = self._check(x, state, mask, cu_seqlens)
-        return self._recall(x, state, mask, cu_seqlens)
-
-    def _recall(self, x: Tensor, state: MemoryState, mask, cu_seqlens) -> tuple[Tensor, MemoryState]:
         q, k, v, tail = self._project(x, state, mask, cu_seqlens)
         gates = self._gates(x, state, mask, cu_seqlens)
-        if x.shape[1] == 1 and cu_seqlens is None and not torch.is_grad_enabled():
+        record = None
+        if trace:
+            if cu_seqlens is not None:
+                raise ValueError(
+                    "trace=True does not go with cu_seqlens; run the documents as rows of a batch, with a mask"
+                )
+            position = _positions(x, state, mask, None)
+            y, state, record = traced_scan(q, k, v, gates, state, self.spec, self.features, mask, position)
+        elif x.shape[1] == 1 and cu_seqlens is None and not torch.is_grad_enabled():
             y, state = step(q, k, v, gates, state, self.spec, self.features, mask, self.config.backend)
         else:
             y, state = scan(q, k, v, gates, state, self.spec, self.features, mask, cu_seqlens, self.config.backend)
-        return y, dataclasses.replace(state, conv=tail)
+        y, state = self._output(y, x), dataclasses.replace(state, conv=tail)
+        return (y, state) if record is None else (y, state, record)
 
     def _token(self, x: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState] | None:
         """`forward` of one token, as one call of a kernel; None where there is none for this layer or call."""
@@ -188,7 +172,7 @@ class NeuralMemory(nn.Module):
             raise ValueError("read needs a state: what mem(x) or mem.write(x) returned, or mem.initial_state(batch)")
         x, state = self._check(x, state, None, None)
         q = self._project(x, state, None, None)[0]
-        return self.output(read(q, state, self.spec, self.features), x)
+        return self._output(read(q, state, self.spec, self.features), x)
 
     def write(
         self, x: Tensor, state: MemoryState | None = None, mask: Tensor | None = None, cu_seqlens: Tensor | None = None
@@ -239,8 +223,7 @@ class NeuralMemory(nn.Module):
             gates.momentum = momentum_since_commit(position, self.spec.commit, gates.lr)
         return gates
 
-    def output(self, y: Tensor, x: Tensor) -> Tensor:
-        """What the heads answered, y (B, T, H, V), to the tokens x (B, T, dim): normed, gated, mapped to (B, T, dim)."""
+    def _output(self, y: Tensor, x: Tensor) -> Tensor:
         gate = None if self.output_gate is None else self.output_gate(x).view(y.shape)
         return self.out(rms_norm(y, self.norm.weight, self.norm.eps, gate, self.config.backend).flatten(2))
 

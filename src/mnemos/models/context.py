@@ -23,9 +23,7 @@ from ..nn.attention_segment import Ahead
 from .config import MnemosConfig
 from .gate import Gate, State, attention_choices
 
-Part = tuple[
-    Tensor, Tensor
-]  # of some tokens: what attention made of them (B, T, D), what the memory answers (B, T, H, V)
+Part = tuple[Tensor, Tensor]  # what attention and memory made of some tokens, (B, T, D) each
 
 
 @dataclass
@@ -86,8 +84,8 @@ class ContextMixer(nn.Module):
         real, mask = x[:, persistent:], None if mask is None else mask[:, persistent:]
         offset = self._common_offset(now, mask)
         parts += self._ragged(real, mask, now) if offset is None else self._aligned(real, offset, now)
-        y, answers = (torch.cat(pieces, 1) if len(pieces) > 1 else pieces[0] for pieces in zip(*parts))
-        return self.gate(y, self.memory.output(answers, y), x), now.state() if use_cache else None
+        y, m = (torch.cat(pieces, 1) if len(pieces) > 1 else pieces[0] for pieces in zip(*parts))
+        return self.gate(y, m, x), now.state() if use_cache else None
 
     def _begin(self, persistent: Tensor, state: State | None) -> tuple[_Now, list[Part]]:
         """Where the rows stand, and attention and memory of the persistent tokens, which come before every segment."""
@@ -99,8 +97,8 @@ class ContextMixer(nn.Module):
         if not P:
             return now, []
         y, now.attention = self.attention(persistent, torch.zeros_like(persistent), persistent=P)
-        answers, now.memory = self.memory.recall(y, now.memory)
-        return now, [(y, answers)]
+        m, now.memory = self.memory(y, now.memory)
+        return now, [(y, m)]
 
     def _common_offset(self, now: _Now, mask: Tensor | None) -> int | None:
         """How far all rows are into their segments, if they agree and bring the same number of tokens."""
@@ -132,8 +130,7 @@ class ContextMixer(nn.Module):
         offset = torch.zeros_like(count) if now.attention is None else now.attention.position % L
         row = torch.arange(B, device=x.device).unsqueeze(1)
         q = self.retrieval.queries(x)
-        y = x.new_zeros(B, T + 1, x.shape[2])  # one more column, for what is not valid
-        answers = x.new_zeros(B, T + 1, self.memory.heads, self.memory.spec.value_dim)
+        y, m = x.new_zeros(2, B, T + 1, x.shape[2])  # one more column, for what is not valid
         for k in range(max(1, -(-int((offset + count).max()) // L))):
             begin = (k * L - offset).clamp(min=0)
             end = torch.minimum(count, (k + 1) * L - offset)
@@ -143,8 +140,8 @@ class ContextMixer(nn.Module):
             now.freeze(valid[:, 0] & (offset + begin).remainder(L).eq(0))
             source, target = (row, column.clamp(max=T - 1)), (row, column.where(valid, T))
             made = self._piece(x[source], q[source], None if bool(valid.all()) else valid, now)
-            y, answers = (whole.index_put(target, part.to(x.dtype)) for whole, part in zip((y, answers), made))
-        return [(y[:, :T], answers[:, :T])]
+            y, m = (whole.index_put(target, part.to(x.dtype)) for whole, part in zip((y, m), made))
+        return [(y[:, :T], m[:, :T])]
 
     def _piece(self, x: Tensor, q: Tensor, mask: Tensor | None, now: _Now, ahead: Ahead | None = None) -> Part:
         """Tokens x (B, T, D) of one segment of every row, and what they ask (B, T, H, K): attention and memory of them."""
@@ -158,8 +155,8 @@ class ContextMixer(nn.Module):
         if self.retrieval.longterm is not None:
             longterm, retrieved = retrieved.split([len(self.retrieval.longterm), x.shape[1]], 1)
         y, now.attention = self.attention(x, retrieved, longterm, now.attention, mask, ahead=ahead)
-        answers, now.memory = self.memory.recall(y, now.memory, mask)
-        return y, answers
+        m, now.memory = self.memory(y, now.memory, mask)
+        return y, m
 
 
 @dataclass
