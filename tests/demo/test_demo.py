@@ -217,6 +217,12 @@ def test_a_chart_puts_points_where_they_belong():
     assert dots[0][1] > dots[2][1] and "here" in drawn
 
 
+def test_a_level_is_named_in_the_legend_where_no_line_can_run_through_its_name():
+    drawn = chart([Line("a", [1, 2], [0.1, 0.1])], "x", "y", (0, 1), marks=[Mark("guessing", y=0.1)])
+    picture, _, legend = drawn.partition("</svg>")
+    assert "guessing" not in picture and "guessing" in legend and 'class="mark"' in picture
+
+
 def test_the_command_refuses_no_time(capsys):
     assert main(["demo", "--seconds", "0"]) == 2
     assert "seconds=0.0 must be > 0" in capsys.readouterr().err

@@ -177,6 +177,7 @@ def run(folder: str | Path, plan: Plan | None = None, console: Console | None = 
         f"Bits per byte of held-out text: {text[MEMORY]:.3f} with a memory, {text[WINDOW]:.3f} without.",
         highlight=False,
     )
+    threads = torch.get_num_threads()
     report = Report(
         plan,
         parameters,
@@ -187,7 +188,7 @@ def run(folder: str | Path, plan: Plan | None = None, console: Console | None = 
         kept,
         text,
         time.perf_counter() - begin,
-        f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}, Python {platform.python_version()}",
+        f"{platform.processor() or platform.machine()}, {threads} thread{'s' * (threads > 1)}, torch {torch.__version__}, Python {platform.python_version()}",
         folder / "index.html",
         folder / "results.json",
     )
