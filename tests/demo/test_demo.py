@@ -121,7 +121,18 @@ def test_bits_per_byte_of_a_model_that_knows_nothing_are_those_of_its_vocabulary
     model = small_model()
     with torch.no_grad():
         model.lm_head.weight.zero_()
-    assert bits_per_byte(model, TEXT, 3, 20, 0) == pytest.approx(np.log2(VOCABULARY), rel=1e-5)
+    assert bits_per_byte(model, TEXT, 3, 2, 20, 0) == pytest.approx(np.log2(VOCABULARY), rel=1e-5)
+
+
+def test_bits_per_byte_are_of_text_where_training_had_it_behind_facts():
+    read = []
+
+    def model(ids, use_cache):
+        read.append(ids)
+        return SimpleNamespace(logits=torch.nn.functional.one_hot(ids.roll(-1, 1), VOCABULARY) * 100.0)
+
+    assert bits_per_byte(model, TEXT, 3, 2, 20, 0) == pytest.approx(0, abs=1e-6)
+    assert read[0].shape == (3, 2 * 2 + 20 + 2 * 2) and bool((read[0][:, :4] >= 256).all())
 
 
 def test_both_models_have_one_size_and_only_one_has_a_memory():

@@ -120,3 +120,19 @@ def test_charts_answer_to_the_keyboard(pages, tmp_path):
     answer = ask(tmp_path, pages["run"], 1400, script)
     assert answer["tip"].startswith("step 12") and "training" in answer["tip"] and "Loss" in answer["label"]
     assert answer["charts"] >= 12 and answer["findings"] >= 1
+
+
+@pytest.mark.parametrize("log", ["false", "true"])
+def test_ticks_close_together_have_labels_of_their_own(pages, log, tmp_path):
+    """11.38, 11.385, 11.39: four digits would name two of them alike; and a logarithmic axis that spans no power of ten."""
+    script = f"""
+    const spec = {{ title: "x", log: {log}, series: [{{ name: "a", x: [1, 2, 3], y: [11.376, 11.39, 11.396] }}] }};
+    const made = win.chart(spec);
+    doc.body.append(made);
+    await wait(500);
+    answer.labels = [...made.querySelectorAll("text[text-anchor=end]")].map((t) => t.textContent);
+    """
+    labels = ask(tmp_path, pages["run"], 1400, script)["labels"]
+    assert len(labels) >= 3 and len(set(labels)) == len(labels)
+    steps = [float(b) - float(a) for a, b in zip(labels, labels[1:])]
+    assert steps == pytest.approx([steps[0]] * len(steps), rel=1e-3)

@@ -149,7 +149,7 @@ def _text(report: Report) -> str:
     rows = [[name, f"{bits:.3f}", f"{report.parameters[name]:,}"] for name, bits in report.text.items()]
     return _section(
         "Predicting text",
-        "<p>Both were trained on the text between facts and questions too. Bits per byte of held-out text, lower is better.</p>",
+        "<p>Both were trained on the text between facts and questions too. Bits per byte of held-out text in that place, lower is better.</p>",
         _table(["model", "bits per byte", "parameters"], rows),
     )
 

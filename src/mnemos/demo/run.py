@@ -172,9 +172,10 @@ def run(folder: str | Path, plan: Plan | None = None, console: Console | None = 
         soft_wrap=True,
     )
     console.rule("5. How well they predict text")
-    text = {name: bits_per_byte(model, held_out, 64, 256, plan.course.seed) for name, model in models.items()}
+    course = plan.course
+    text = {name: bits_per_byte(model, held_out, 64, course.pairs, 256, course.seed) for name, model in models.items()}
     console.print(
-        f"Bits per byte of held-out text: {text[MEMORY]:.3f} with a memory, {text[WINDOW]:.3f} without.",
+        f"Bits per byte of held-out text behind {course.pairs} facts, as in training: {text[MEMORY]:.3f} with a memory, {text[WINDOW]:.3f} without.",
         highlight=False,
     )
     threads = torch.get_num_threads()
