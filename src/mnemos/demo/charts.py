@@ -77,7 +77,9 @@ def chart(
     names = "".join(
         f'<span><i style="background:{color}"></i>{html.escape(line.name)}</span>' for line, color in zip(lines, COLORS)
     )
-    names += "".join(f'<span><i class="dash"></i>{html.escape(mark.name)}</span>' for mark in marks if mark.y is not None)
+    names += "".join(
+        f'<span><i class="dash"></i>{html.escape(mark.name)}</span>' for mark in marks if mark.y is not None
+    )
     return "".join(parts) + f'<div class="legend">{names}</div>'
 
 

@@ -94,7 +94,9 @@ def needle_in_haystack_test(
     answer = answer or answer_of(needle)
     background = Background(haystack, lm.tokenizer)
     others = tuple(options)
-    made = [needle_of(needle, question, answer, max_length, p, lm.tokenizer, background, others, seed) for p in positions]
+    made = [
+        needle_of(needle, question, answer, max_length, p, lm.tokenizer, background, others, seed) for p in positions
+    ]
     rows = [{"position": p, "length": max_length} | row for p, row in zip(positions, score_needles(lm, made))]
     return {
         "answer": answer,
