@@ -6,10 +6,24 @@ import pytest
 from browser import CHROMIUM, ask
 from reporting import TEXT, small_model
 
-from mnemos.report import analyze, analyze_page, inspect, inspect_page
+from mnemos.report import analyze, analyze_page, inspect, inspect_page, results_page
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 LONG = TEXT + "Donaudampfschifffahrtsgesellschaft" * 20 + "\n\n" + "x" * 300 + " \u202e 漢字かな 🙂 " + TEXT
+
+RESULTS = {
+    "model": {"path": "runs/x", "weights": "0123456789abcdef"},
+    "suites": {
+        "needle": {
+            "seconds": 12.3,
+            "rows": [
+                {"task": "passkey", "length": 1_000_000, "depth": d, "generated": d, "likelihood": 1 / 3, "chance": 0.1}
+                for d in (0.0, 0.5, 1.0)
+            ],
+        },
+        "length": {"seconds": 1.0, "error": "the text has <b>12</b> tokens"},
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +38,13 @@ def pages(run, other_run, tokenizer):
         "two": inspect_page([one, two]),
         "none": inspect_page([none]),
         "run": analyze_page([first]),
+        "eval": results_page(RESULTS, "mnemos eval: " + "a-long-name" * 12),
         "runs": analyze_page([first, analyze(other_run, TEXT, tokens=64, generate=0)]),
     }
 
 
 @pytest.mark.parametrize("width", [400, 1400])
-@pytest.mark.parametrize("name", ["one", "two", "none", "run", "runs"])
+@pytest.mark.parametrize("name", ["one", "two", "none", "run", "runs", "eval"])
 def test_nothing_overflows_or_is_cut_off(pages, name, width, tmp_path):
     answer = ask(tmp_path, pages[name], width)
     assert answer["width"] == width and answer["problems"] == []
