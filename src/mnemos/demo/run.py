@@ -56,9 +56,10 @@ class Plan:
         return self.layers * (self.window - 1)
 
     def memory_config(self) -> MnemosConfig:
-        """Sliding-window attention and a matrix memory under the gated delta rule, side by side in every layer."""
+        """Sliding-window attention and a matrix memory under the delta rule, side by side in every layer. Nothing fades by itself:
+        a fact is lost only where later writes come to lie on it."""
         return presets.config(
-            "gated-deltanet",
+            "deltanet",
             "nano",
             layers="mag",
             vocab_size=VOCABULARY,
@@ -68,7 +69,6 @@ class Plan:
             attention_window=self.window,
             memory_heads=self.heads,
             memory_chunk_size=32,
-            memory_retain_init=0.9999,
         )
 
     def window_config(self) -> MnemosConfig:
