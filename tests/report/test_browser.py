@@ -142,9 +142,7 @@ def test_ticks_close_together_have_labels_of_their_own(pages, log, tmp_path):
     """11.38, 11.385, 11.39: four digits would name two of them alike; and a logarithmic axis that spans no power of ten."""
     script = f"""
     const spec = {{ title: "x", log: {log}, series: [{{ name: "a", x: [1, 2, 3], y: [11.376, 11.39, 11.396] }}] }};
-    const made = win.chart(spec);
-    doc.body.append(made);
-    await wait(500);
+    const made = win.draw(spec, spec.series, 600);
     answer.labels = [...made.querySelectorAll("text[text-anchor=end]")].map((t) => t.textContent);
     """
     labels = ask(tmp_path, pages["run"], 1400, script)["labels"]
