@@ -59,10 +59,14 @@ def test_suites_are_measured_into_one_file_with_a_table_of_each(run, tmp_path, c
     printed = capsys.readouterr().out
     results = json.loads(output.read_text())
     assert list(results["suites"]) == suites and str(output) in printed
+    page = output.with_suffix(".html")
+    assert f"Page: {page}" in printed and "<script" not in page.read_text()
     for suite in suites:
         assert f"{suite} (" in printed and results["suites"][suite]["rows"]
+        assert f"<h2>{suite}</h2>" in page.read_text()
     kinds = {(row["what"], row["memory"]) for row in results["suites"]["perplexity"]["rows"]}
-    assert {("all tokens", "learning"), ("all tokens", "frozen"), ("context 16", "learning")} <= kinds
+    assert {("all tokens", "learning"), ("all tokens", "frozen")} <= kinds
+    assert {("context 16", "learning"), ("context 64", "frozen")} <= kinds
     assert {row["task"] for row in results["suites"]["needle"]["rows"]} == {"passkey", "word"}
     assert [row["length"] for row in results["suites"]["length"]["rows"]] == [400, 600]
     assert not list(tmp_path.glob("*.part"))
@@ -81,6 +85,17 @@ def test_a_suite_that_is_there_is_kept_until_its_settings_change(run, tmp_path):
     assert json.loads(output.read_text())["suites"]["capacity"]["rows"][0]["recalled"] != 77
     assert main([*command, "--fresh"]) == 0
     assert json.loads(output.read_text())["suites"]["capacity"]["rows"][0]["recalled"] != 77
+
+
+def test_a_text_that_was_written_again_is_read_again(run, tmp_path):
+    output, text = tmp_path / "results.json", tmp_path / "text.txt"
+    command = ["eval", str(run), "--suite", "perplexity", "--text", str(text), "--output", str(output)]
+    tokens = []
+    for content in ("One text. " * 9, "Another, which is longer. " * 9):
+        text.write_text(content)
+        assert main(command) == 0
+        tokens.append(json.loads(output.read_text())["suites"]["perplexity"]["rows"][0]["tokens"])
+    assert tokens[0] < tokens[1]
 
 
 def test_what_was_measured_before_an_interruption_stays(run, tmp_path, monkeypatch):

@@ -121,7 +121,18 @@ def test_bits_per_byte_of_a_model_that_knows_nothing_are_those_of_its_vocabulary
     model = small_model()
     with torch.no_grad():
         model.lm_head.weight.zero_()
-    assert bits_per_byte(model, TEXT, 3, 20, 0) == pytest.approx(np.log2(VOCABULARY), rel=1e-5)
+    assert bits_per_byte(model, TEXT, 3, 2, 20, 0) == pytest.approx(np.log2(VOCABULARY), rel=1e-5)
+
+
+def test_bits_per_byte_are_of_text_where_training_had_it_behind_facts():
+    read = []
+
+    def model(ids, use_cache):
+        read.append(ids)
+        return SimpleNamespace(logits=torch.nn.functional.one_hot(ids.roll(-1, 1), VOCABULARY) * 100.0)
+
+    assert bits_per_byte(model, TEXT, 3, 2, 20, 0) == pytest.approx(0, abs=1e-6)
+    assert read[0].shape == (3, 2 * 2 + 20 + 2 * 2) and bool((read[0][:, :4] >= 256).all())
 
 
 def test_both_models_have_one_size_and_only_one_has_a_memory():
@@ -215,6 +226,12 @@ def test_a_chart_puts_points_where_they_belong():
     assert dots[1][0] == pytest.approx((dots[0][0] + dots[2][0]) / 2, abs=0.1)
     assert dots[1][1] == pytest.approx((dots[0][1] + dots[2][1]) / 2, abs=0.1)
     assert dots[0][1] > dots[2][1] and "here" in drawn
+
+
+def test_a_level_is_named_in_the_legend_where_no_line_can_run_through_its_name():
+    drawn = chart([Line("a", [1, 2], [0.1, 0.1])], "x", "y", (0, 1), marks=[Mark("guessing", y=0.1)])
+    picture, _, legend = drawn.partition("</svg>")
+    assert "guessing" not in picture and "guessing" in legend and 'class="mark"' in picture
 
 
 def test_the_command_refuses_no_time(capsys):

@@ -119,3 +119,14 @@ def test_what_does_not_fit_is_refused_in_a_sentence():
         mqar_suite(Constant(16, 0), [(2, 8)], vocab_size=99)
     with pytest.raises(ValueError, match="every label is -100"):
         accuracy(lambda ids: ids, Examples(np.zeros((1, 2), dtype=int), np.full((1, 2), -100)))
+
+
+def test_sizes_that_do_not_fit_are_refused_before_any_is_measured():
+    def model(**inputs):
+        raise AssertionError("nothing is to be read")
+
+    model.config = SimpleNamespace(vocab_size=256)
+    with pytest.raises(
+        ValueError, match="num_kv_pairs=128 are needed; of the presets zoology-figure2-train, zoology-f"
+    ):
+        mqar_suite(model, "based-test", examples=1)

@@ -110,6 +110,21 @@ def test_continuing_says_what_generate_says(text):
     assert lm.continue_from(lm.read([ids[0]]), 12) == BYTES.decode(theirs)
 
 
+@pytest.mark.parametrize("preset", ["titans-lmm", "titans-mag", "titans-mac", "transformer"])
+def test_continuations_decoded_together_are_those_of_each_alone(preset, text):
+    """Pasts of different lengths, rooms and stops; of a cache that grows with what was read one at a time is kept."""
+    lm = LanguageModel(small(preset), BYTES, 50)
+    calls, call = [], lm.call
+    lm.call = lambda ids, *rest, **more: calls.append(len(ids)) or call(ids, *rest, **more)
+    asked = [(n, room, stop) for n, room, stop in ((31, 9, ()), (120, 4, ()), (64, 12, ("e", "\x00")), (7, 0, ()))]
+    alone = [lm.continue_from(lm.read([BYTES.encode(text[:n])]), room, stop) for n, room, stop in asked]
+    assert set(calls) == {1}
+    calls.clear()
+    together = list(lm.continue_all((lm.read([BYTES.encode(text[:n])]), room, stop) for n, room, stop in asked))
+    assert together == alone
+    assert max(calls) == (1 if preset == "transformer" else 4)
+
+
 def test_ones_own_needle_is_scored_on_its_answer_at_every_position(text):
     def find(read):
         return ("What is the code?", "4711") if "What is the code?" in read and "is 4711." in read else None

@@ -6,10 +6,24 @@ import pytest
 from browser import CHROMIUM, ask
 from reporting import TEXT, small_model
 
-from mnemos.report import analyze, analyze_page, inspect, inspect_page
+from mnemos.report import analyze, analyze_page, inspect, inspect_page, results_page
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 LONG = TEXT + "Donaudampfschifffahrtsgesellschaft" * 20 + "\n\n" + "x" * 300 + " \u202e 漢字かな 🙂 " + TEXT
+
+RESULTS = {
+    "model": {"path": "runs/x", "weights": "0123456789abcdef"},
+    "suites": {
+        "needle": {
+            "seconds": 12.3,
+            "rows": [
+                {"task": "passkey", "length": 1_000_000, "depth": d, "generated": d, "likelihood": 1 / 3, "chance": 0.1}
+                for d in (0.0, 0.5, 1.0)
+            ],
+        },
+        "length": {"seconds": 1.0, "error": "the text has <b>12</b> tokens"},
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +38,13 @@ def pages(run, other_run, tokenizer):
         "two": inspect_page([one, two]),
         "none": inspect_page([none]),
         "run": analyze_page([first]),
+        "eval": results_page(RESULTS, "mnemos eval: " + "a-long-name" * 12),
         "runs": analyze_page([first, analyze(other_run, TEXT, tokens=64, generate=0)]),
     }
 
 
 @pytest.mark.parametrize("width", [400, 1400])
-@pytest.mark.parametrize("name", ["one", "two", "none", "run", "runs"])
+@pytest.mark.parametrize("name", ["one", "two", "none", "run", "runs", "eval"])
 def test_nothing_overflows_or_is_cut_off(pages, name, width, tmp_path):
     answer = ask(tmp_path, pages[name], width)
     assert answer["width"] == width and answer["problems"] == []
@@ -120,3 +135,17 @@ def test_charts_answer_to_the_keyboard(pages, tmp_path):
     answer = ask(tmp_path, pages["run"], 1400, script)
     assert answer["tip"].startswith("step 12") and "training" in answer["tip"] and "Loss" in answer["label"]
     assert answer["charts"] >= 12 and answer["findings"] >= 1
+
+
+@pytest.mark.parametrize("log", ["false", "true"])
+def test_ticks_close_together_have_labels_of_their_own(pages, log, tmp_path):
+    """11.38, 11.385, 11.39: four digits would name two of them alike; and a logarithmic axis that spans no power of ten."""
+    script = f"""
+    const spec = {{ title: "x", log: {log}, series: [{{ name: "a", x: [1, 2, 3], y: [11.376, 11.39, 11.396] }}] }};
+    const made = win.draw(spec, spec.series, 600);
+    answer.labels = [...made.querySelectorAll("text[text-anchor=end]")].map((t) => t.textContent);
+    """
+    labels = ask(tmp_path, pages["run"], 1400, script)["labels"]
+    assert len(labels) >= 3 and len(set(labels)) == len(labels)
+    steps = [float(b) - float(a) for a, b in zip(labels, labels[1:])]
+    assert steps == pytest.approx([steps[0]] * len(steps), rel=1e-3)

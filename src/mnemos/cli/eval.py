@@ -95,7 +95,7 @@ def evaluate(
 ) -> None:
     """Measure a model: a run's folder, a folder that transformers can open, or a hub's name.
 
-    Results are kept in a JSON file after every suite; a suite that is there already with the same settings is not run again.
+    Results are kept in a JSON file after every suite, and shown on a page beside it; a suite that is there already with the same settings is not run again.
 
     Args:
         model: what to measure.
@@ -115,6 +115,8 @@ def evaluate(
     from ..eval.loading import load
     from ..eval.runner import fingerprint, run_suites
     from ..eval.suites import Settings, check_names, default_output
+    from ..report.page import write_page
+    from ..report.results import results_page
 
     chosen: dict[str, Any] = dataclasses.asdict(options)
     chosen |= {name: str(value) for name, value in chosen.items() if isinstance(value, Path)}
@@ -140,7 +142,10 @@ def evaluate(
 
         plot_results(results, plot)
         print(f"Drawn: {plot}")
+    page = target.with_suffix(".html")
+    write_page(page, results_page(results, f"mnemos eval: {model}"))
     print(f"Results: {target}")
+    print(f"Page: {page}")
     failed = [f"{name}: {results['suites'][name]['error']}" for name in suite if "error" in results["suites"][name]]
     if failed:
         raise ValueError("; ".join(failed))

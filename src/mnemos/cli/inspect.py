@@ -73,7 +73,7 @@ def _print(seen) -> None:
 
     perplexity = ", ".join(f"{x:.3f} {name}" for name, x in seen.perplexities().items())
     table = Table(
-        title=f"{seen.name}: {len(seen.tokens):,} tokens{' of more' * seen.cut}, perplexity {perplexity}",
+        title=f"{seen.name}: {'the first ' * seen.cut}{len(seen.tokens):,} tokens, perplexity {perplexity}",
         title_justify="left",
     )
     names = ("surprise", "lr", "retain", "momentum", "gate", "route", "share", "to_attention", "to_memory")

@@ -77,6 +77,9 @@ def chart(
     names = "".join(
         f'<span><i style="background:{color}"></i>{html.escape(line.name)}</span>' for line, color in zip(lines, COLORS)
     )
+    names += "".join(
+        f'<span><i class="dash"></i>{html.escape(mark.name)}</span>' for mark in marks if mark.y is not None
+    )
     return "".join(parts) + f'<div class="legend">{names}</div>'
 
 
@@ -120,9 +123,8 @@ def _mark(mark: Mark, place_x, place_y) -> str:
         x = place_x(mark.x)
         line = f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
         return line + f'<text x="{x + 4:.1f}" y="{(TOP + HEIGHT - BOTTOM) / 2:.1f}">{name}</text>'
-    y = place_y(mark.y)
-    line = f'<line class="mark" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-    return line + f'<text x="{WIDTH - RIGHT}" y="{y - 4:.1f}" text-anchor="end">{name}</text>'
+    y = place_y(mark.y)  # named in the legend: beside it, lines may run
+    return f'<line class="mark" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
 
 
 def _short(value: float) -> str:

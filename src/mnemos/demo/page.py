@@ -22,7 +22,8 @@ section { background: var(--panel); border: 1px solid var(--line); border-radius
 svg { width: 100%; height: auto; display: block } svg text { font: 12px system-ui, sans-serif; fill: var(--soft) }
 .grid { stroke: var(--line) } .mark { stroke: var(--soft); stroke-dasharray: 4 4 }
 .legend { display: flex; flex-wrap: wrap; gap: 4px 16px; font-size: .85rem } .legend i { display: inline-block; width: 10px; height: 10px; border-radius: 5px; margin-right: 6px }
-.scroll { overflow-x: auto } table { border-collapse: collapse; width: 100%; font-size: .9rem } th, td { text-align: left; padding: 4px 8px; border-bottom: 1px solid var(--line) }
+.legend i.dash { width: 18px; height: 0; border-radius: 0; border-top: 2px dashed var(--soft); vertical-align: middle }
+.scroll { overflow-x: auto } table { border-collapse: collapse; width: 100%; font-size: .9rem } th, td { text-align: left; vertical-align: bottom; padding: 4px 8px; border-bottom: 1px solid var(--line) }
 td.right { color: #2b8a3e; font-weight: 600 } td.wrong { color: #c92a2a } .number { text-align: right; font-variant-numeric: tabular-nums }
 @media (prefers-color-scheme: dark) { td.right { color: #69db7c } td.wrong { color: #ff8787 } }
 code { overflow-wrap: anywhere }
@@ -51,7 +52,7 @@ def _section(title: str, *parts: str) -> str:
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
-    """Cells are HTML; those that begin with a digit stand to the right."""
+    """Cells are HTML; those that begin with a digit stand to the right, and so does the name of their column."""
 
     def cell(text: str) -> str:
         return (
@@ -62,8 +63,10 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
             else f"<td>{text}</td>"
         )
 
+    numbers = [column[:1].isdigit() for column in rows[0]]
+    names = "".join(f'<th class="number">{h}</th>' if number else f"<th>{h}</th>" for h, number in zip(head, numbers))
     lines = "".join(f"<tr>{''.join(cell(text) for text in row)}</tr>" for row in rows)
-    return f'<div class="scroll"><table><tr>{"".join(f"<th>{h}</th>" for h in head)}</tr>{lines}</table></div>'
+    return f'<div class="scroll"><table>{f"<tr>{names}</tr>" if any(head) else ""}{lines}</table></div>'
 
 
 def _learning(report: Report) -> str:
@@ -146,7 +149,7 @@ def _text(report: Report) -> str:
     rows = [[name, f"{bits:.3f}", f"{report.parameters[name]:,}"] for name, bits in report.text.items()]
     return _section(
         "Predicting text",
-        "<p>Both were trained on the text between facts and questions too. Bits per byte of held-out text, lower is better.</p>",
+        "<p>Both were trained on the text between facts and questions too. Bits per byte of held-out text in that place, lower is better.</p>",
         _table(["model", "bits per byte", "parameters"], rows),
     )
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..data.tasks import BABI_TASKS, Background, Hidden, hide, story
-from .lm import LanguageModel, state_bytes
+from ..data.tasks import BABI_TASKS, Background, Hidden, Story, hide, story
+from .lm import LanguageModel, Past, state_bytes
 from .recall import Progress
 
 
@@ -26,20 +26,31 @@ def is_right(said: str, answer: str, question: str, options: Sequence[str]) -> b
     return {option.lower() for option in named} == {answer.lower()}
 
 
-def ask(lm: LanguageModel, sample: Hidden, generate: bool = True) -> dict[str, Any]:
-    """Read a sample in pieces, ask its question, score the answer both ways; with the state's bytes and the tokens read per second."""
-    told, began = sample.story, time.perf_counter()
-    past = lm.read(sample.pieces())
-    seconds = time.perf_counter() - began
-    size = state_bytes(past.state)
-    past = lm.read([sample.question], past)
-    found: dict[str, Any] = {"likelihood": lm.choice(past, told.options, told.options.index(told.answer))}
-    if generate:
-        said = lm.continue_from(
-            past, max(len(lm.encode(f" {option}")) for option in told.options) + 8, stop=(".", "\n")
-        )
-        found |= {"generated": float(is_right(said, told.answer, told.question, told.options)), "said": said}
-    return found | {"tokens_per_second": sample.length / seconds, "state_bytes": size}
+def ask(
+    lm: LanguageModel, samples: Iterable[Hidden], generate: bool = True, progress: Progress | None = None
+) -> list[dict[str, Any]]:
+    """Read samples in pieces, ask their questions, score the answers both ways; with the state's bytes and the tokens read per second."""
+    found: list[dict[str, Any]] = []
+    stories: list[Story] = []
+
+    def asked() -> Iterator[tuple[Past, int, tuple[str, ...]]]:
+        for sample in samples:
+            told, began = sample.story, time.perf_counter()
+            past = lm.read(sample.pieces())
+            seconds = time.perf_counter() - began
+            row = {"tokens_per_second": sample.length / seconds, "state_bytes": state_bytes(past.state)}
+            past = lm.read([sample.question], past)
+            row["likelihood"] = lm.choice(past, told.options, told.options.index(told.answer))
+            found.append(row)
+            stories.append(told)
+            if generate:
+                yield past, max(len(lm.encode(f" {option}")) for option in told.options) + 8, (".", "\n")
+            if progress is not None:
+                progress(1)
+
+    for said, row, told in zip(lm.continue_all(asked()), found, stories):
+        row |= {"generated": float(is_right(said, told.answer, told.question, told.options)), "said": said}
+    return found
 
 
 def babilong_suite(
@@ -68,17 +79,16 @@ def babilong_suite(
     rows = []
     for task in tasks:
         for length in lengths:
-            found = []
-            for i in range(samples):
-                number = seed * 100_003 + i
-                told = story(task, number)
-                needed = sum(len(lm.encode(fact + " ")) for fact in told.facts)
-                size = max(length, needed) if length else 0
-                found.append(ask(lm, hide(told, size, lm.tokenizer, background, number), generate))
-                if progress is not None:
-                    progress(1)
-            rows.append({"task": task, "length": length, "chance": 1 / len(told.options)} | _means(found))
+            seeds = range(seed * 100_003, seed * 100_003 + samples)
+            found = ask(lm, (_sample(lm, task, length, background, i) for i in seeds), generate, progress)
+            rows.append({"task": task, "length": length, "chance": 1 / len(story(task).options)} | _means(found))
     return rows
+
+
+def _sample(lm: LanguageModel, task: str, length: int, background: Background | None, seed: int) -> Hidden:
+    told = story(task, seed)
+    needed = sum(len(lm.encode(fact + " ")) for fact in told.facts)
+    return hide(told, max(length, needed) if length else 0, lm.tokenizer, background, seed)
 
 
 def public_babilong(
@@ -91,20 +101,26 @@ def public_babilong(
 ) -> dict[str, Any]:
     """Score records of the public data set ({"input", "question", "target"}), for instance those of `load_public`."""
     lm = LanguageModel.of(model, tokenizer)
-    found = []
     options = story(task).options
-    for record in records:
-        past = lm.read(
-            [lm.encode(f"{record['input'].strip()} "), lm.encode(f"\nQuestion: {record['question']}\nAnswer:")]
-        )
-        answer = record["target"].strip()
-        row: dict[str, Any] = {"likelihood": lm.choice(past, options, options.index(answer))}
-        if generate:
-            said = lm.continue_from(past, 16, stop=(".", "\n"))
-            row["generated"] = float(is_right(said, answer, record["question"], options))
-        found.append(row)
-        if progress is not None:
-            progress(1)
+    room = max(len(lm.encode(f" {option}")) for option in options) + 8
+    kept = list(records)
+    found: list[dict[str, Any]] = []
+
+    def asked() -> Iterator[tuple[Past, int, tuple[str, ...]]]:
+        for record in kept:
+            answer = record["target"].strip()
+            if answer not in options:
+                raise ValueError(f"{task} has a target {answer!r}, which is none of {', '.join(options)}")
+            question = f"\nQuestion: {record['question']}\nAnswer:"
+            past = lm.read([lm.encode(f"{record['input'].strip()} "), lm.encode(question)])
+            found.append({"likelihood": lm.choice(past, options, options.index(answer))})
+            if generate:
+                yield past, room, (".", "\n")
+            if progress is not None:
+                progress(1)
+
+    for said, row, record in zip(lm.continue_all(asked()), found, kept):
+        row["generated"] = float(is_right(said, record["target"].strip(), record["question"], options))
     if not found:
         raise ValueError("there are no records to score")
     return {"task": task, "chance": 1 / len(options)} | _means(found)

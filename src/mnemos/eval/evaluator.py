@@ -49,9 +49,9 @@ class Evaluator:
         """With bits per byte and by position; see `mnemos.eval.perplexity`."""
         return perplexity(self.lm, None, texts, **choices)
 
-    def perplexity_by_context(self, text: str, contexts: Sequence[int], tokens: int | None = None) -> list[dict]:
-        """Of the same tokens at different lengths of context."""
-        return perplexity_by_context(self.lm, None, text, contexts, tokens)
+    def perplexity_by_context(self, text: str, contexts: Sequence[int], **choices) -> list[dict]:
+        """Of the same tokens at different lengths of context; tokens=, memory=."""
+        return perplexity_by_context(self.lm, None, text, contexts, **choices)
 
     def needle_in_haystack_test(self, needle: str, haystack: str, question: str, **choices) -> dict[str, Any]:
         """One's own needle at several depths; see `mnemos.eval.needle_in_haystack_test`."""

@@ -11,6 +11,7 @@ ever cut off in front.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
@@ -20,7 +21,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
-from .lm import LanguageModel
+from .lm import LanguageModel, Past
 from .perplexity import document_losses
 
 
@@ -93,19 +94,20 @@ class StreamingLM(TemplateLM):
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Greedy continuations. Sampling is refused: a score should not depend on luck."""
-        said = []
-        for request in requests:
-            context, options = request.args
-            if options.get("do_sample") and options.get("temperature", 1.0) > 0:
-                raise ValueError(
-                    "this model of lm_eval decodes greedily; use do_sample: false, or --model hf for sampling"
-                )
-            until = options.get("until") or []
-            until = [until] if isinstance(until, str) else list(until)
-            room = int(options.get("max_gen_toks", self._max_gen_toks))
-            past = self.lm.read([self.tok_encode(context)])
-            said.append(self.lm.continue_from(past, room, [stop for stop in until if stop]))
-        return said
+
+        def asked() -> Iterator[tuple[Past, int, list[str]]]:
+            for request in requests:
+                context, options = request.args
+                if options.get("do_sample") and options.get("temperature", 1.0) > 0:
+                    raise ValueError(
+                        "this model of lm_eval decodes greedily; use do_sample: false, or --model hf for sampling"
+                    )
+                until = options.get("until") or []
+                until = [until] if isinstance(until, str) else list(until)
+                room = int(options.get("max_gen_toks", self._max_gen_toks))
+                yield self.lm.read([self.tok_encode(context)]), room, [stop for stop in until if stop]
+
+        return list(self.lm.continue_all(asked()))
 
 
 def run_harness(

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..data.tasks import ByteTokenizer, encode
 
+ROWS_AT_ONCE = 16  # continuations that are decoded together
 LOGITS_AT_ONCE = 1 << 24  # numbers; a piece is no longer than keeps its logits below this
 Ids = Sequence[int] | np.ndarray | Tensor
 
@@ -179,22 +180,50 @@ class LanguageModel:
 
     def continue_from(self, past: Past, max_new_tokens: int, stop: Sequence[str] = ()) -> str:
         """The greedy continuation as text, up to the first of the `stop` strings, the tokenizer's end, or so many tokens."""
-        ids, state, log_p = [], fork(past.state, 1), past.log_p
+        return next(self.continue_all([(past, max_new_tokens, stop)]))
+
+    def continue_all(self, asked: Iterable[tuple[Past, int, Sequence[str]]]) -> Iterator[str]:
+        """`continue_from` of each, in order. States that can be stacked are decoded together, whatever their lengths, `ROWS_AT_ONCE` of
+        them; of others one at a time is kept."""
+        waiting: list[tuple[Past, int, Sequence[str]]] = []
+        for one in asked:
+            waiting.append(one)
+            if len(waiting) == ROWS_AT_ONCE or not can_stack(one[0].state):
+                yield from self._continue(waiting)
+                waiting = []
+        if waiting:
+            yield from self._continue(waiting)
+
+    def _continue(self, asked: Sequence[tuple[Past, int, Sequence[str]]]) -> list[str]:
+        """One row each, decoded until the last of them has ended."""
+        pasts, rooms, stops = zip(*asked)
         eos = getattr(self.tokenizer, "eos_token_id", None)
-        for _ in range(max_new_tokens):
-            token = int(log_p.argmax())
-            if token == eos:
-                break
-            ids.append(token)
-            text = self.decode(ids) if stop else ""
-            if any(s in text for s in stop):
-                break
-            logits, state = self.call(torch.tensor([[token]]), state, keep=1)
-            log_p = logits[0, -1].log_softmax(-1)
-        text = self.decode(ids)
-        for s in stop:
-            text = text.split(s)[0]
-        return text
+        ids: list[list[int]] = [[] for _ in pasts]
+        state = fork(pasts[0].state, 1) if len(pasts) == 1 else type(pasts[0].state).stack([p.state for p in pasts])
+        log_p = torch.stack([past.log_p for past in pasts])  # B V
+        going = [room > 0 for room in rooms]
+        while any(going):
+            tokens = log_p.argmax(-1).tolist()
+            for row, token in enumerate(tokens):
+                if going[row] and token != eos:
+                    ids[row].append(token)
+                    text = self.decode(ids[row]) if stops[row] else ""
+                    going[row] = len(ids[row]) < rooms[row] and not any(s in text for s in stops[row])
+                else:
+                    going[row] = False
+            if any(going):
+                logits, state = self.call(torch.tensor(tokens)[:, None], state, keep=1)
+                log_p = logits[:, -1].log_softmax(-1)
+        said = [self.decode(row) for row in ids]
+        for row, stop in enumerate(stops):
+            for s in stop:
+                said[row] = said[row].split(s)[0]
+        return said
+
+
+def can_stack(state: Any) -> bool:
+    """Whether rows of it can be joined with others that stand elsewhere, in memory that does not grow with what was read."""
+    return hasattr(state, "stack") and not getattr(state, "grows", True)
 
 
 def fork(state: Any, copies: int) -> Any:

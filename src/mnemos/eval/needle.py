@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..data.tasks import NEEDLE_TASKS, Background, Needle, needle, needle_of
-from .lm import LanguageModel
+from .lm import LanguageModel, Past
 from .recall import Progress
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
-def score_needle(lm: LanguageModel, sample: Needle, generate: bool = True) -> dict[str, Any]:
+def score_needles(
+    lm: LanguageModel, samples: Sequence[Needle], generate: bool = True, progress: Progress | None = None
+) -> list[dict[str, Any]]:
     """generated: the answer stands in the greedy continuation, as RULER scores. likelihood: of all options the answer is the likeliest
-    per token. The prompt is read once, in pieces, for both."""
-    past = lm.read([sample.ids])
-    found: dict[str, Any] = {"likelihood": lm.choice(past, sample.options, sample.right)}
-    if generate:
-        room = max(len(lm.encode(f" {option}")) for option in sample.options) + 8
-        said = lm.continue_from(past, room)
-        found |= {"generated": float(sample.answer.lower() in said.lower()), "said": said}
+    per token. A prompt is read once, in pieces, for both."""
+    found: list[dict[str, Any]] = []
+
+    def asked() -> Iterator[tuple[Past, int, tuple[str, ...]]]:
+        for sample in samples:
+            past = lm.read([sample.ids])
+            found.append({"likelihood": lm.choice(past, sample.options, sample.right)})
+            if generate:
+                yield past, max(len(lm.encode(f" {option}")) for option in sample.options) + 8, ()
+            if progress is not None:
+                progress(1)
+
+    for i, said in enumerate(lm.continue_all(asked())):
+        found[i] |= {"generated": float(samples[i].answer.lower() in said.lower()), "said": said}
     return found
 
 
@@ -55,12 +64,9 @@ def needle_suite(
     for task in tasks:
         for length in lengths:
             for depth in depths:
-                found = []
-                for i in range(samples):
-                    sample = needle(task, length, depth, lm.tokenizer, background, distractors, seed=seed * 100_003 + i)
-                    found.append(score_needle(lm, sample, generate))
-                    if progress is not None:
-                        progress(1)
+                seeds = range(seed * 100_003, seed * 100_003 + samples)
+                made = [needle(task, length, depth, lm.tokenizer, background, distractors, seed=i) for i in seeds]
+                found = score_needles(lm, made, generate, progress)
                 row = {"task": task, "length": length, "depth": depth, "samples": samples}
                 row |= {"chance": 1 / (distractors + 1), "likelihood": _mean(found, "likelihood")}
                 rows.append(row | ({"generated": _mean(found, "generated")} if generate else {}))
@@ -87,15 +93,16 @@ def needle_in_haystack_test(
     lm = LanguageModel.of(model, tokenizer)
     answer = answer or answer_of(needle)
     background = Background(haystack, lm.tokenizer)
-    rows = []
-    for depth in positions:
-        sample = needle_of(needle, question, answer, max_length, depth, lm.tokenizer, background, tuple(options), seed)
-        rows.append({"position": depth, "length": max_length} | score_needle(lm, sample))
+    others = tuple(options)
+    made = [
+        needle_of(needle, question, answer, max_length, p, lm.tokenizer, background, others, seed) for p in positions
+    ]
+    rows = [{"position": p, "length": max_length} | row for p, row in zip(positions, score_needles(lm, made))]
     return {
         "answer": answer,
         "generated": _mean(rows, "generated"),
         "likelihood": _mean(rows, "likelihood"),
-        "chance": 1 / len(sample.options),
+        "chance": 1 / len(made[0].options),
         "positions": rows,
     }
 

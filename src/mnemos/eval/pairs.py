@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..data.tasks.needle import draw
-from .lm import LanguageModel
+from .lm import LanguageModel, Past
 from .recall import Progress
 
 FACT = "The code of {key} is {value}. "
@@ -40,18 +40,23 @@ def memory_capacity_test(
     told = [lm.encode(FACT.format(key=key, value=value)) for key, value in pairs.items()]
     past = lm.read(told)
     recalled, chosen = 0, 0.0
-    for key, value in pairs.items():
-        asked = lm.read([lm.encode(QUESTION.format(key=key))], past)
-        said = lm.continue_from(asked, len(lm.encode(f" {value}")))
+
+    def asked() -> Iterator[tuple[Past, int, tuple[str, ...]]]:
+        nonlocal chosen
+        for key, value in pairs.items():
+            after = lm.read([lm.encode(QUESTION.format(key=key))], past)
+            others = [v for v in pairs.values() if v != value]
+            rng.shuffle(others)
+            wrong = (others + _numbers(distractors, rng, {value, *others}))[:distractors]
+            options = [value, *wrong]
+            rng.shuffle(options)
+            chosen += lm.choice(after, options, options.index(value))
+            yield after, len(lm.encode(f" {value}")), ()
+            if progress is not None:
+                progress(1)
+
+    for said, value in zip(lm.continue_all(asked()), pairs.values()):
         recalled += said.strip() == value
-        others = [v for v in pairs.values() if v != value]
-        rng.shuffle(others)
-        wrong = (others + _numbers(distractors, rng, {value, *others}))[:distractors]
-        options = [value, *wrong]
-        rng.shuffle(options)
-        chosen += lm.choice(asked, options, options.index(value))
-        if progress is not None:
-            progress(1)
     return {
         "pairs": num_pairs,
         "tokens": past.length,

@@ -62,10 +62,8 @@ def perplexity(
     """
     lm = LanguageModel.of(model, tokenizer)
     texts = [texts] if isinstance(texts, str) else texts
-    if memory not in MEMORY:
-        raise ValueError(f"memory={memory!r} is unknown; choose one of {', '.join(MEMORY)}")
     sums = Sums()
-    with frozen_memory(lm.model) if memory == "frozen" else contextlib.nullcontext():
+    with _memory(lm, memory):
         for text in texts:
             ids = np.asarray(lm.encode(text), dtype=np.int64)
             sums.bytes += len(text.encode("utf-8"))
@@ -117,10 +115,15 @@ def windows(length: int, context: int, stride: int) -> Iterator[tuple[int, int, 
 
 
 def perplexity_by_context(
-    model: Any, tokenizer: Any, text: str, contexts: Sequence[int], tokens: int | None = None
+    model: Any,
+    tokenizer: Any,
+    text: str,
+    contexts: Sequence[int],
+    tokens: int | None = None,
+    memory: str = "learning",
 ) -> list[dict[str, float]]:
     """Perplexity of the same tokens, given different lengths of context: the last `tokens` (default: all that have the longest
-    context before them), each seen with between half of the context and all of it."""
+    context before them), each seen with between half of the context and all of it. memory: as in `perplexity`."""
     lm = LanguageModel.of(model, tokenizer)
     ids = np.asarray(lm.encode(text), dtype=np.int64)
     longest = max(contexts)
@@ -132,10 +135,11 @@ def perplexity_by_context(
         if context < 1:
             raise ValueError(f"contexts has {context}, but a context is at least 1 token")
         total, step = 0.0, max(1, (context + 1) // 2)
-        for new in range(first, len(ids), step):
-            stop = min(len(ids), new + step)
-            found = torch.cat(list(lm.losses([ids[new + step - 1 - context : stop]])))
-            total += float(found[len(found) - (stop - new) :].double().sum())
+        with _memory(lm, memory):
+            for new in range(first, len(ids), step):
+                stop = min(len(ids), new + step)
+                found = torch.cat(list(lm.losses([ids[new + step - 1 - context : stop]])))
+                total += float(found[len(found) - (stop - new) :].double().sum())
         mean = total / (len(ids) - first)
         rows.append({"context": context, "tokens": len(ids) - first, "loss": mean, "perplexity": _exp(mean)})
     return rows
@@ -179,6 +183,12 @@ class Sums:
         return Perplexity(
             self.tokens, self.bytes, mean, _exp(mean), bits / self.tokens, bits / max(1, self.bytes), rows
         )
+
+
+def _memory(lm: LanguageModel, memory: str) -> contextlib.AbstractContextManager:
+    if memory not in MEMORY:
+        raise ValueError(f"memory={memory!r} is unknown; choose one of {', '.join(MEMORY)}")
+    return frozen_memory(lm.model) if memory == "frozen" else contextlib.nullcontext()
 
 
 def _first_bytes(lm: LanguageModel, text: str, ids: np.ndarray) -> int:

@@ -93,6 +93,12 @@ def mqar_suite(
     vocab_size = vocab_size or min(8192, known)
     if vocab_size > known:
         raise ValueError(f"vocab_size={vocab_size} is more than the model's {known}")
+    keys = vocab_size // 2 - 1
+    too_many = [pairs for pairs, *_ in chosen if pairs > keys]
+    if too_many:  # said before the smaller ones are measured for nothing
+        fitting = [name for name, sizes in MQAR_PRESETS.items() if max(pairs for pairs, *_ in sizes) <= keys]
+        advice = f"; of the presets {', '.join(fitting)} would fit" if fitting else ""
+        raise ValueError(f"vocab_size={vocab_size} has {keys} keys, but num_kv_pairs={too_many[0]} are needed{advice}")
     rows = []
     for pairs, length, count in chosen:
         made = mqar(count, length, pairs, vocab_size, power, fill, seed)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..data.tasks.background import text_files
 from .files import read_json, write_json
 from .lm import LanguageModel
 from .suites import Context, Settings, check_names
@@ -52,13 +53,15 @@ def run_suites(
         if old["model"] == json.loads(json.dumps(identity)):
             results["suites"] = old["suites"]
     used = json.loads(json.dumps(dataclasses.asdict(settings)))
+    files = {name: stamp(used[name]) for name in ("text", "haystack") if used[name] is not None}
     for suite in chosen:
         kept = results["suites"].get(suite.name, {})
-        if not fresh and kept.get("settings") == used and "rows" in kept:
+        same = kept.get("settings") == used and (not suite.reads_text or kept.get("files") == files)
+        if not fresh and same and "rows" in kept:
             tell(suite.name, "reused", None)
             continue
         began = time.perf_counter()
-        entry: dict[str, Any] = {"settings": used}
+        entry: dict[str, Any] = {"settings": used} | ({"files": files} if suite.reads_text else {})
         try:
             tell(suite.name, "running", None)
             if suite.reads_text and not context.has_text:
@@ -74,8 +77,15 @@ def run_suites(
         if output is not None:
             write_json(output, results)
         tell(suite.name, f"failed: {entry['error']}" if "error" in entry else "done", None)
-    results["suites"] = {name: results["suites"][name] for name in results["suites"]}
     return results
+
+
+def stamp(path: str) -> str:
+    """A short name for the state of a file, or of a folder's texts: another once they were written again."""
+    place = Path(path)
+    files = text_files(place) if place.is_dir() else [place] if place.is_file() else []
+    about = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.sha256(repr(about).encode()).hexdigest()[:16]
 
 
 def fingerprint(model: Any) -> str:

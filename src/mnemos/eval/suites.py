@@ -121,8 +121,10 @@ def _perplexity(c: Context, progress: Progress | None) -> Rows:
         ]
     if s.contexts:
         longest = max(texts, key=len)
-        for row in perplexity_by_context(c.lm, None, longest, s.contexts):
-            rows.append({"what": f"context {row.pop('context')}", "memory": "learning"} | row)
+        for memory in kinds:
+            for row in perplexity_by_context(c.lm, None, longest, s.contexts, memory=memory):
+                name = memory if len(kinds) > 1 else "-"
+                rows.append({"what": f"context {row.pop('context')}", "memory": name} | row)
     return rows
 
 

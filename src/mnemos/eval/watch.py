@@ -71,7 +71,10 @@ def watch(
                 report(f"step {step}: {wrong}")
                 continue
             results = run_suites(model, tokenizer, suites, settings)["suites"]
-            entries = {name: {k: v for k, v in entry.items() if k != "settings"} for name, entry in results.items()}
+            entries = {
+                name: {k: v for k, v in entry.items() if k not in ("settings", "files")}
+                for name, entry in results.items()
+            }
             _append(run / FILE, {"step": step, "seconds": round(time.perf_counter() - began, 3), "suites": entries})
             report(f"step {step}: {', '.join(suites)}")
         if once:

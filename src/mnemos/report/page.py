@@ -32,7 +32,7 @@ def render(title: str, kind: str, data: dict[str, Any]) -> str:
     False
     """
     packed = json.dumps(finite(data), separators=(",", ":")).translate(ESCAPES)
-    scripts = "\n".join(_asset(name) for name in ("common.js", "chart.js", f"{kind}.js"))
+    scripts = "\n".join(asset(name) for name in ("common.js", "chart.js", f"{kind}.js"))
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -41,7 +41,7 @@ def render(title: str, kind: str, data: dict[str, Any]) -> str:
 <meta http-equiv="Content-Security-Policy" content="{POLICY}">
 <title>{html.escape(title)}</title>
 <style>
-{_asset("style.css")}
+{asset("style.css")}
 </style>
 </head>
 <body>
@@ -82,5 +82,6 @@ def _base64(x: Tensor, kind: str) -> str:
     return base64.b64encode(np.ascontiguousarray(x.detach().cpu().numpy().astype(kind)).tobytes()).decode()
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A file of styles or scripts that pages are made of."""
     return (resources.files("mnemos.report") / "assets" / name).read_text(encoding="utf-8").strip()

@@ -94,6 +94,22 @@ def test_a_value_that_stands_in_the_haystack_is_neither_answer_nor_option():
     assert not set(sample.options) & set(drawn.options)
 
 
+@pytest.mark.parametrize("seed", [618, 1316])  # keys that were once the same word as an option, and as the answer
+def test_a_key_is_none_of_the_options(seed):
+    sample = needle("word", 900, 0.5, BYTES, Background(ESSAY, BYTES), seed=seed)
+    text = BYTES.decode(sample.ids)
+    assert text.count(sample.answer) == 1
+    assert not any(option in text for option in sample.options if option != sample.answer)
+
+
+@pytest.mark.parametrize("leak", ["haystack", "question"])
+def test_an_answer_that_is_given_away_is_refused_in_any_case(leak):
+    text = ESSAY + "We met in ROME." * (leak == "haystack")
+    question = "Which town was it?" if leak == "haystack" else "Was it rome or Paris?"
+    with pytest.raises(ValueError, match=f"'Rome' stands in the {leak}"):
+        needle_of("The town is Rome.", question, "Rome", 300, 0.5, BYTES, Background(text, BYTES))
+
+
 def test_a_needle_of_ones_own_is_hidden_and_scored_on_its_answer():
     sample = needle_of("The code is 4711.", "What is the code?", "4711", 300, 0.5, BYTES, Background(ESSAY, BYTES))
     text = BYTES.decode(sample.ids)

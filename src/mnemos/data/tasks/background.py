@@ -74,11 +74,16 @@ class Background:
         return start if position <= start else self.next_start(position)
 
 
+def text_files(folder: Path) -> list[Path]:
+    """Every .txt and .md file below a folder, in the order of their names."""
+    return sorted(p for p in folder.rglob("*") if p.suffix in (".txt", ".md") and p.is_file())
+
+
 def read_texts(path: str | os.PathLike) -> list[str]:
     """The text of a file, or of every .txt and .md file below a folder, in the order of their names."""
     path = Path(path)
     if path.is_dir():
-        files = sorted(p for p in path.rglob("*") if p.suffix in (".txt", ".md") and p.is_file())
+        files = text_files(path)
         if not files:
             raise ValueError(f"{path} has no .txt or .md file")
         return [p.read_text(encoding="utf-8", errors="replace") for p in files]

@@ -96,7 +96,10 @@ def needle(
         value = draw(known.kind, rng)
         if value not in values and value not in background.text:
             values.append(value)
-    words = {"kind": known.kind, "key": draw("word", rng), "value": values[0]}
+    key = draw("word", rng)
+    while key in values:  # the question would say the answer
+        key = draw("word", rng)
+    words = {"kind": known.kind, "key": key, "value": values[0]}
     anywhere = None if known.noise else np.random.default_rng(rng.getrandbits(32))
     parts = (HEAD.format(**words), SENTENCE.format(**words), TAIL.format(**words))
     return _assemble(*parts, values, length, depth, tokenizer, background, anywhere, rng)
@@ -117,8 +120,9 @@ def needle_of(
     the same form)."""
     if answer.lower() not in sentence.lower():
         raise ValueError(f"the answer {answer!r} is not part of the needle {sentence!r}")
-    if answer in background.text:
-        raise ValueError(f"the answer {answer!r} stands in the haystack by itself; choose a needle that does not")
+    for name, text in (("haystack", background.text), ("question", question)):  # scores do not tell cases apart
+        if answer.lower() in text.lower():
+            raise ValueError(f"the answer {answer!r} stands in the {name} by itself; choose a needle that does not")
     rng = random.Random(f"own:{seed}")
     values = [answer, *(options or similar(answer, 9, rng))]
     return _assemble("", f"{sentence} ", f"\n{question}", values, length, depth, tokenizer, background, None, rng)

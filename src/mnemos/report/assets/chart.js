@@ -28,7 +28,14 @@ function logTicks(low, high) {
   return found.filter((_, i) => i % thin === 0);
 }
 
-const tickText = (x) => (Math.abs(x) >= 1e6 ? `${fmt(x / 1e6, 3)}M` : Math.abs(x) >= 10000 ? `${fmt(x / 1000, 4)}k` : fmt(x, 4));
+// Labels of ticks with as many digits as tell them apart: 11.38, 11.385, 11.39.
+function tickTexts(values) {
+  const steps = values.slice(1).map((x, i) => Math.abs(x - values[i]));
+  const step = steps.reduce((a, b) => Math.min(a, b), Infinity);
+  let digits = 4;
+  while (digits < 12 && values.some((x) => Math.abs(Number(x.toPrecision(digits)) - x) > 0.01 * step)) digits++;
+  return values.map((x) => (Math.abs(x) >= 1e6 ? `${fmt(x / 1e6, digits)}M` : Math.abs(x) >= 10000 ? `${fmt(x / 1000, digits)}k` : fmt(x, digits)));
+}
 
 // spec: {title, unit, xName, log, height, series: [{name, x, y, colour, faint, dash, dots}]}; y may hold null and NaN.
 function chart(spec) {
@@ -77,11 +84,8 @@ function draw(spec, series, width) {
   const roomY = y1 - y0 > 1e-9 * Math.max(1, Math.abs(y1)) ? 0.06 * (y1 - y0) : 0.5 * Math.max(1e-6, Math.abs(y1) * 0.2 || 1);
   [y0, y1] = [y0 - (spec.zero && y0 === 0 ? 0 : roomY), y1 + roomY];
   let yTicks = spec.log ? logTicks(y0, y1) : ticks(y0, y1, 5);
-  let yTexts = yTicks.map((t) => tickText(spec.log ? 10 ** t : t));
-  if (spec.log && yTicks.length < 2) {
-    yTicks = ticks(y0, y1, 5);
-    yTexts = yTicks.map((t) => tickText(Number((10 ** t).toPrecision(2))));
-  }
+  if (spec.log && yTicks.length < 2) yTicks = ticks(10 ** y0, 10 ** y1, 5).filter((y) => y > 0).map(Math.log10);
+  const yTexts = tickTexts(yTicks.map((t) => (spec.log ? 10 ** t : t)));
   const left = 12 + 7.4 * Math.max(...yTexts.map((t) => t.length));
   const [right, top, bottom] = [14, 8, spec.xName ? 40 : 24];
   const X = (x) => left + ((x - x0) / (x1 - x0)) * (width - left - right);
@@ -93,8 +97,9 @@ function draw(spec, series, width) {
     figure.append(svg("text", { x: left - 6, y: y + 4, "text-anchor": "end" }, yTexts[i]));
   });
   const xTicks = ticks(x0, x1, Math.max(3, Math.floor((width - left) / 70))).filter((t) => !spec.whole || Number.isInteger(t));
-  for (const t of xTicks) {
-    const text = tickText(t), half = 3.7 * text.length;
+  const xTexts = tickTexts(xTicks);
+  for (const [i, t] of xTicks.entries()) {
+    const text = xTexts[i], half = 3.7 * text.length;
     const x = Math.max(half, Math.min(X(t), width - half - 1));
     figure.append(svg("line", { class: "axis", x1: X(t), x2: X(t), y1: height - bottom, y2: height - bottom + 4 }));
     figure.append(svg("text", { x, y: height - bottom + 17, "text-anchor": "middle" }, text));

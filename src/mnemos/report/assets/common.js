@@ -41,6 +41,9 @@ function fmt(x, digits = 4) {
   return text.replace("-", "−");
 }
 
+// Two decimals, so that numbers side by side can be compared.
+const fixed = (x) => (x !== null && x < 1000 ? x.toFixed(2) : fmt(x));
+
 const percent = (x) => (x === null || x === undefined ? "–" : `${fmt(100 * x, 3)} %`);
 
 function select(name, options, value, change) {

@@ -318,9 +318,9 @@ function controls(heads) {
 const tiles = el("div", { class: "tiles" });
 PANELS.forEach((panel, i) => {
   const from = PANELS.length > 1 ? `${letter(i)}: ` : "";
-  tiles.append(tile(`${from}tokens`, fmt(panel.tokens.length)), tile(`${from}perplexity`, fmt(panel.perplexity["as it is"])));
-  if (panel.perplexity.frozen !== undefined) tiles.append(tile(`${from}with frozen memories`, fmt(panel.perplexity.frozen)));
-  if (panel.perplexity.silent !== undefined) tiles.append(tile(`${from}with silent memories`, fmt(panel.perplexity.silent)));
+  tiles.append(tile(`${from}tokens`, fmt(panel.tokens.length)), tile(`${from}perplexity`, fixed(panel.perplexity["as it is"])));
+  if (panel.perplexity.frozen !== undefined) tiles.append(tile(`${from}with frozen memories`, fixed(panel.perplexity.frozen)));
+  if (panel.perplexity.silent !== undefined) tiles.append(tile(`${from}with silent memories`, fixed(panel.perplexity.silent)));
 });
 const anyMuon = PANELS.some((p) => p.layers.some((l) => l.rule === "muon"));
 const READS = "A read of the memory's first map is what is left of its start, minus a sum over earlier tokens i of w·dᵢ, with dᵢ the error of token i (docs/theory.md, section 4). The weight is w = C·(φ(q)·φ(k)): C says how much of the token's write is left (lr, momentum, retain, window), φ(q)·φ(k) how well the query fits its key. Shown are the earlier tokens with the largest |w|; for the mean over heads, the mean of |w|.";

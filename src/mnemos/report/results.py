@@ -1,0 +1,82 @@
+"""What `mnemos eval` found, as a page: a table of every suite, scores drawn as bars beside their numbers and beside chance."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+from ..eval import SUITES
+from .page import POLICY, asset
+
+SCORES = ("generated", "likelihood", "accuracy", "classwise", "exact", "normalised", "recall", "chosen")
+WORD = ' class="word"'
+STYLE = """
+.scroll { overflow-x: auto; margin-top: 8px } .results { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums }
+.results th, .results td { padding: 4px 10px; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; vertical-align: bottom }
+.results th { color: var(--soft); font-weight: 500 } .results .word { text-align: left }
+.results .score { background: linear-gradient(90deg, rgb(var(--cold) / .3) var(--share), transparent var(--share)); min-width: 90px }
+@media (max-width: 600px) { .results { font-size: .74rem } .results th, .results td { padding: 3px 4px } .results th, .results .word { white-space: normal } .results .score { min-width: 52px } }
+"""
+
+
+def results_page(results: dict[str, Any], title: str = "mnemos eval") -> str:
+    """The page of a results dictionary, as `run_suites` returns it: HTML that needs nothing else, without a script.
+
+    >>> entry = {"seconds": 1.0, "rows": [{"pairs": 4, "length": 64, "accuracy": 0.5, "chance": 0.01}]}
+    >>> "50 %" in results_page({"model": {"path": "runs/x"}, "suites": {"mqar": entry}})
+    True
+    """
+    about = "; ".join(f"{name} {value}" for name, value in results["model"].items() if value)
+    parts = [_suite(name, entry) for name, entry in results["suites"].items()]
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<title>{html.escape(title)}</title>
+<style>
+{asset("style.css")}{STYLE}</style>
+</head>
+<body>
+<main>
+<h1>{html.escape(title)}</h1>
+<p class="soft">{html.escape(about)}</p>
+{"".join(parts)}
+</main>
+</body>
+</html>
+"""
+
+
+def _suite(name: str, entry: dict[str, Any]) -> str:
+    """A heading, what the suite is about, and its rows, or why there are none."""
+    known = SUITES.get(name)
+    head = f"<h2>{html.escape(name)}</h2>"
+    if "rows" not in entry:
+        return f"{head}<p>Not measured: {html.escape(entry.get('error', 'no rows'))}</p>"
+    about = f"{known.about}; " if known else ""
+    rows = entry["rows"]
+    columns = (known.columns if known else ()) or tuple(dict.fromkeys(key for row in rows for key in row))
+    columns = tuple(c for c in columns if any(row.get(c) is not None for row in rows))
+    words = {c for c in columns if any(isinstance(row.get(c), str) for row in rows)}
+    named = "".join(f"<th{WORD * (c in words)}>{html.escape(c.replace('_', ' '))}</th>" for c in columns)
+    lines = "".join(f"<tr>{''.join(_cell(c, row.get(c), c in words) for c in columns)}</tr>" for row in rows)
+    table = f'<div class="scroll" tabindex="0"><table class="results"><tr>{named}</tr>{lines}</table></div>'
+    return f'{head}<p class="soft">{html.escape(about)}{entry["seconds"]:.1f} s</p>{table}'
+
+
+def _cell(column: str, value: Any, word: bool) -> str:
+    if column in SCORES and isinstance(value, int | float):
+        return f'<td class="score" style="--share:{100 * value:.1f}%">{100 * value:.3g} %</td>'
+    return f"<td{WORD * word}>{html.escape(_text(column, value))}</td>"
+
+
+def _text(column: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if column in ("chance", "depth"):
+        return f"{100 * value:.3g} %"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
