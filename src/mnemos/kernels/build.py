@@ -9,6 +9,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -53,6 +54,8 @@ def library(name: str) -> ctypes.CDLL:
 
 def _compile(command: list[str], path: Path) -> None:
     """Into a file of another name first: a half-written one is never loaded, and two processes do not meet."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        print(f"mnemos: compiling {Path(command[-1]).name} for this processor: some seconds, once", file=sys.stderr)
     handle, made = tempfile.mkstemp(suffix=".so", dir=path.parent)
     os.close(handle)
     try:
