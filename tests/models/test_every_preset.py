@@ -49,6 +49,29 @@ def test_any_split_into_calls_gives_the_same_logits_and_the_same_cache(name):
 
 
 @every_preset
+@pytest.mark.parametrize("prompt", [0, 13])
+def test_decoding_in_place_gives_the_logits_of_one_forward_and_leaves_other_caches_alone(name, prompt):
+    """As `generate` does it: each call may write into the cache it was given, but not into copies taken on the way."""
+    model, ids = model_of(name), tokens(2, 37)
+    expected, cache, copies = logits(model, ids), None, {}
+    for i in range(prompt, 37):
+        with torch.no_grad():
+            if i == prompt and prompt:
+                cache = model(ids[:, :prompt], use_cache=True).past_key_values
+            if i in (14, 16, 31):
+                assert cache is not None
+                copies[i] = cache.clone()
+            if cache is not None:
+                cache.inplace = True
+            output = model(ids[:, i : i + 1], past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        assert_close(output.logits[:, 0], expected[:, i], EXACT, f"token {i}")
+    for i, copied in copies.items():
+        found, _ = feed(model, ids[:, i:], [], copied)
+        assert_close(found, expected[:, i:], EXACT, f"from the copy at {i}")
+
+
+@every_preset
 def test_generating_a_ragged_left_padded_batch_gives_the_logits_of_one_forward(name):
     model, new = model_of(name), 11
     lengths = [21, 8, 13, 1]

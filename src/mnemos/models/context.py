@@ -118,7 +118,7 @@ class ContextMixer(nn.Module):
         parts = []
         for piece, q, known in zip(x.split(sizes, 1), self.retrieval.queries(x).split(sizes, 1), ahead):
             if offset == 0:
-                now.frozen = now.memory.weights
+                now.freeze()
             parts.append(self._piece(piece, q, None, now, known))
             offset = 0
         return parts
@@ -167,10 +167,11 @@ class _Now:
     attention: SegmentCache | None
     frozen: list[Tensor] | None
 
-    def freeze(self, rows: Tensor) -> None:
-        """Take over the memory's weights for these rows (B,)."""
-        if self.frozen is None or bool(rows.all()):
-            self.frozen = self.memory.weights
+    def freeze(self, rows: Tensor | None = None) -> None:
+        """Take over the memory's weights, for these rows (B,) or for all."""
+        if self.frozen is None or rows is None or bool(rows.all()):
+            weights = self.memory.weights
+            self.frozen = [w.clone() for w in weights] if self.memory.inplace else weights  # in place they would move
         elif bool(rows.any()):
             pick = rows[:, None, None, None]
             self.frozen = [torch.where(pick, new, old) for new, old in zip(self.memory.weights, self.frozen)]
