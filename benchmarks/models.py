@@ -224,7 +224,7 @@ def main() -> None:
         "vocabulary": lambda: show_vocabulary(options.runs),
         "decode": lambda: show_decode(DECODED, [100], 1),
         "flat": lambda: show_decode(["titans-lmm", "titans-mag", "titans-mal"], [100, 10_000, 100_000], 1, (False,)),
-        "batch": lambda: show_decode(["titans-lmm", "titans-mag"], [100], 16),
+        "batch": lambda: show_decode(["titans-lmm", "titans-mag"], [100], 16, (False,)),
     }
     for name, part in parts.items():
         if options.only in (None, name):
