@@ -29,10 +29,6 @@ struct Sizes {  // all int64, as Python fills it in
 };
 
 template <typename T>
-using Gemm = void (*)(const char*, const char*, const int*, const int*, const int*, const T*, const T*, const int*,
-                      const T*, const int*, const T*, T*, const int*);
-
-template <typename T>
 struct Arrays {
   Gemm<T> gemm;
   const T *q, *k, *v, *C, *beta, *f, *end, *keep;

@@ -1,5 +1,5 @@
-// The elementwise functions between the maps of a chain, with the derivatives that a write and its backward need: those of
-// memory/joints.py, with the same names.
+// What the kernels share: the elementwise functions between the maps of a chain, with the derivatives that a write and its
+// backward need (those of memory/joints.py, with the same names), sigmoid, dot and the matrix product's type.
 
 #pragma once
 
@@ -25,6 +25,14 @@ inline float exp_negative(float x) {
   float scale;
   std::memcpy(&scale, &bits, sizeof scale);
   return p * scale;
+}
+
+inline double exp_negative(double x) { return std::exp(x); }
+
+template <typename T>
+inline T sigmoid(T x) {
+  const T e = exp_negative(-std::fabs(x));
+  return (x < 0 ? e : T(1)) / (T(1) + e);
 }
 
 inline void normal(float z, float& cdf, float& pdf) {
@@ -150,6 +158,11 @@ struct Joint {
       }
   }
 };
+
+// the Fortran matrix product that torch carries
+template <typename T>
+using Gemm = void (*)(const char*, const char*, const int*, const int*, const int*, const T*, const T*, const int*,
+                      const T*, const int*, const T*, T*, const int*);
 
 template <typename T>
 T dot(const T* x, const T* y, int64_t n) {

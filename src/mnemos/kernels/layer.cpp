@@ -18,14 +18,6 @@ namespace {
 
 constexpr int64_t SMALL = 1 << 15;  // numbers that one thread is done with before another would have begun
 
-inline double exp_negative(double x) { return std::exp(x); }
-
-template <typename T>
-inline T sigmoid(T x) {
-  const T e = exp_negative(-std::fabs(x));
-  return (x < 0 ? e : T(1)) / (T(1) + e);
-}
-
 template <typename T>
 struct Mix {
   int64_t rows, time, width;  // width 0: no convolution

@@ -164,14 +164,6 @@ bool step(const Sizes& s, const Arrays<T>& a) {
   return enough;
 }
 
-inline double exp_negative(double x) { return std::exp(x); }
-
-template <typename T>
-inline T sigmoid(T x) {
-  const T e = exp_negative(-std::fabs(x)), s = T(1) / (T(1) + e);
-  return x < 0 ? e * s : s;
-}
-
 // y (out) = M (out, in) x: one row after another, so that M is read as one stream
 template <typename T>
 void linear(const T* x, const T* M, const T* bias, T* y, int64_t in, int64_t out, int64_t threads) {
@@ -191,10 +183,6 @@ void linear(const T* x, const T* M, const T* bias, T* y, int64_t in, int64_t out
     y[r] = (s0 + s1) + (s2 + s3);
   }
 }
-
-template <typename T>
-using Gemm = void (*)(const char*, const char*, const int*, const int*, const int*, const T*, const T*, const int*,
-                      const T*, const int*, const T*, T*, const int*);
 
 // y (B, out) = x (B, in) Mᵀ, for M (out, in)
 template <typename T>

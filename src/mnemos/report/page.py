@@ -25,14 +25,8 @@ POLICY = (
 ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
 
-def render(title: str, kind: str, data: dict[str, Any]) -> str:
-    """The page of `kind` ("inspect" or "analyze") with its data.
-
-    >>> "</script><b>" in render("x", "inspect", {"panels": ["</script><b>"]})
-    False
-    """
-    packed = json.dumps(finite(data), separators=(",", ":")).translate(ESCAPES)
-    scripts = "\n".join(asset(name) for name in ("common.js", "chart.js", f"{kind}.js"))
+def head(title: str, style: str = "") -> str:
+    """What every page begins with, up to its body: nothing from a network, the shared style and some of its own."""
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -41,9 +35,20 @@ def render(title: str, kind: str, data: dict[str, Any]) -> str:
 <meta http-equiv="Content-Security-Policy" content="{POLICY}">
 <title>{html.escape(title)}</title>
 <style>
-{asset("style.css")}
+{asset("style.css")}{style}
 </style>
-</head>
+</head>"""
+
+
+def render(title: str, kind: str, data: dict[str, Any]) -> str:
+    """The page of `kind` ("inspect" or "analyze") with its data.
+
+    >>> "</script><b>" in render("x", "inspect", {"panels": ["</script><b>"]})
+    False
+    """
+    packed = json.dumps(finite(data), separators=(",", ":")).translate(ESCAPES)
+    scripts = "\n".join(asset(name) for name in ("common.js", "chart.js", f"{kind}.js"))
+    return f"""{head(title)}
 <body>
 <noscript>This page draws itself with JavaScript, which is switched off.</noscript>
 <main id="page"></main>

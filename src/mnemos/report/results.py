@@ -6,7 +6,7 @@ import html
 from typing import Any
 
 from ..eval import SUITES
-from .page import POLICY, asset
+from .page import head
 
 SCORES = ("generated", "likelihood", "accuracy", "classwise", "exact", "normalised", "recall", "chosen")
 WORD = ' class="word"'
@@ -28,16 +28,7 @@ def results_page(results: dict[str, Any], title: str = "mnemos eval") -> str:
     """
     about = "; ".join(f"{name} {value}" for name, value in results["model"].items() if value)
     parts = [_suite(name, entry) for name, entry in results["suites"].items()]
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<title>{html.escape(title)}</title>
-<style>
-{asset("style.css")}{STYLE}</style>
-</head>
+    return f"""{head(title, STYLE)}
 <body>
 <main>
 <h1>{html.escape(title)}</h1>
