@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import time
 from typing import Any
 
 import torch
 
 from ..models import MnemosConfig, MnemosForCausalLM, presets
-from ..train.config import OptimConfig, ScheduleConfig
-from ..train.optimisers import Optimisers
-from ..train.schedules import lr_factor
+from ..trials import Course, train
 from .grid import overrides
 from .tasks import TASKS
 
@@ -34,29 +30,12 @@ def run_cell(settings: dict[str, Any], ablation: str, seed: int) -> dict[str, An
     """
     task = TASKS[settings["task"]]
     torch.manual_seed(seed)
-    model = MnemosForCausalLM(model_config(settings, ablation)).train()
-    optimisers = Optimisers(model, OptimConfig(lr=settings["lr"]))
-    begin, bad, loss = time.perf_counter(), 0, math.nan
-    for step in range(settings["steps"]):
-        ids, labels = task.train(settings, (seed + 1) * settings["steps"] + step, settings["batch_size"])
-        optimisers.set_factor(lr_factor(ScheduleConfig(), step, settings["steps"]))
-        found = model(ids, labels=labels).loss
-        optimisers.zero_grad()
-        found.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        if not (found.isfinite() and norm.isfinite()):
-            bad += 1
-            continue
-        optimisers.step()
-        loss = found.item()
-    seconds = time.perf_counter() - begin
-    score = task.score(settings, model.eval(), settings["examples"])
-    return {
-        "ablation": ablation,
-        "seed": seed,
-        "score": score,
-        "train_loss": loss,
-        "bad_steps": bad,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "seconds": seconds,
-    }
+    model = MnemosForCausalLM(model_config(settings, ablation))
+    first = (seed + 1) * settings["steps"]
+    course = Course(
+        settings["steps"],
+        settings["lr"],
+        lambda step: task.train(settings, first + step, settings["batch_size"]),
+    )
+    trained = train(model, course)
+    return {"ablation": ablation, "seed": seed, "score": task.score(settings, model, settings["examples"])} | trained

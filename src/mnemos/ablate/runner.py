@@ -8,18 +8,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import multiprocessing
 import os
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..data.tasks.examples import whole
 from ..eval.files import finite, read_json, write_json
+from ..trials import run_all
 from ..whole import write_text
 from .cell import model_config, run_cell
 from .grid import FULL, applicable
@@ -101,47 +98,17 @@ def _run_cells(
     results: list[dict[str, Any]],
     report: Report | None,
 ) -> None:
-    threads = max(1, (os.cpu_count() or 1) // workers)
-    # fork would copy torch's threads, which may hold locks
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, initializer=_prepare, initargs=(threads,))
-    try:
-        waiting: dict[Future, tuple[str, int]] = {pool.submit(run_cell, settings, *cell): cell for cell in cells}
-        while waiting:
-            for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                name, seed = waiting.pop(future)
-                result = _result(future, name, seed)
-                kept = [r for r in results if (r["ablation"], r["seed"]) != (name, seed)]
-                results[:] = [*kept, result]
-                write_text(path, "".join(json.dumps(finite(r), allow_nan=False) + "\n" for r in results))
-                if report is not None:
-                    report(result)
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _prepare(threads: int) -> None:
-    """A worker's threads; and its end, should the process that started it be killed: nothing else would tell it."""
-    import torch
-
-    torch.set_num_threads(threads)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
-
-
-def _result(future: Future, name: str, seed: int) -> dict[str, Any]:
-    try:
-        result = future.result()
-    except BrokenProcessPool:
-        raise ValueError(
-            "a worker process was killed, perhaps for want of memory; finished cells are kept: try fewer workers"
-        ) from None
-    except Exception as failed:
-        return {"ablation": name, "seed": seed, "error": f"{type(failed).__name__}: {failed}"}
-    if not math.isfinite(result["score"]):
-        return {"ablation": name, "seed": seed, "error": f"the score is {result['score']}"}
-    return result
+    for index, result in run_all(run_cell, [(settings, *cell) for cell in cells], workers):
+        name, seed = cells[index]
+        if not math.isfinite(result.get("score", 0.0)):
+            result = {"error": f"the score is {result['score']}"}
+        if "error" in result:
+            result = {"ablation": name, "seed": seed} | result
+        kept = [r for r in results if (r["ablation"], r["seed"]) != (name, seed)]
+        results[:] = [*kept, result]
+        write_text(path, "".join(json.dumps(finite(r), allow_nan=False) + "\n" for r in results))
+        if report is not None:
+            report(result)
 
 
 def _open(folder: Path, settings: dict[str, Any]) -> Path:

@@ -21,6 +21,7 @@ from .export import export
 from .generate import generate
 from .inspect import inspect
 from .presets import presets
+from .reproduce import reproduce
 from .runs import runs
 from .tokenizer import tokenizer
 from .train import run_train, train
@@ -35,6 +36,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "generate": generate,
     "inspect": inspect,
     "presets": presets,
+    "reproduce": reproduce,
     "runs": runs,
     "tokenizer": tokenizer,
     "train": train,

@@ -50,21 +50,13 @@ def ablate(
         output: folder of the results (ablations/PRESET-TASK).
         plot: the picture, .png, .svg or .pdf (ablation.png in that folder; needs matplotlib).
     """
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
     from ..ablate import TASKS, Settings, applicable, run, summary
     from ..ablate.cell import model_config
     from ..ablate.grid import FULL
     from ..ablate.runner import read_results
     from ..eval.files import write_json
     from ..train.config import ModelConfig
+    from .progress import bar_of_cells
 
     settings = Settings(
         preset=preset,
@@ -84,19 +76,11 @@ def ablate(
     names = ablations or tuple(applicable(model_config(vars(settings), FULL)))
     kept = {(r["ablation"], r["seed"]) for r in read_results(folder / "results.jsonl") if "error" not in r}
     cells = [(name, seed) for name in (FULL, *names) for seed in range(seeds)]
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(elapsed_when_finished=True),
-    )
-    with Progress(*columns, console=_console(stderr=True)) as bar:
-        line = bar.add_task(f"{preset} on {task}", total=len(cells), completed=len(kept & {*cells}))
+    title = f"{preset} on {task}"
+    with bar_of_cells(title, len(cells), len(kept & {*cells})) as advance:
 
         def report(result: dict[str, Any]) -> None:
-            bar.update(line, advance=1, description=f"{preset} on {task}: {result['ablation']}, seed {result['seed']}")
+            advance(f"{title}: {result['ablation']}, seed {result['seed']}")
 
         results = run(settings, folder, names, seeds, workers, report)
     rows, chosen = summary(results), TASKS[task]

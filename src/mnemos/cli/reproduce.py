@@ -1,0 +1,140 @@
+"""`mnemos reproduce`: rerun the experiments that the defaults and the claims of the documentation rest on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+if TYPE_CHECKING:
+    from ..reproduce import Experiment
+
+
+def reproduce(
+    name: Annotated[str | None, tyro.conf.Positional] = None,
+    all: bool = False,
+    quick: bool = False,
+    keep: bool = False,
+    write: bool = False,
+    workers: int | None = None,
+    root: Path = Path("experiments"),
+    output: Path = Path("runs/reproduce"),
+) -> None:
+    """Rerun an experiment of experiments/, show its tables, and say what they make of its claims.
+
+    Without a name: list the experiments. Finished cells are kept, and the same command goes on with what is missing.
+
+    Args:
+        name: a folder of experiments/.
+        all: every experiment, one after the other.
+        quick: a small version, minutes instead of hours; its claims are set beside those of the kept results.
+        keep: go on from the results that are kept in experiments/, and write new ones there.
+        write: only write docs/results.md, the experiments' README.md and their pictures anew from the kept results.
+        workers: parallel processes (one per core).
+        root: the folder of the experiments.
+        output: folder of the results, unless they are kept.
+    """
+    from ..reproduce import find
+
+    if name is None and not all and not write:
+        _list(find(None, root))
+        return
+    chosen = find(name, root)
+    if write:
+        _write(find(None, root), root)
+        return
+    if quick and keep:
+        raise ValueError("--quick results are not kept; leave out --keep, or --quick")
+    changed = []
+    for experiment in chosen:
+        path = experiment.results_path if keep else output / ("quick" if quick else "full") / f"{experiment.name}.json"
+        rows = _run(experiment, path, quick, workers)
+        changed += _show(experiment, rows, quick)
+        print(f"Results: {path}")
+    if quick:
+        print(
+            "Every order of the kept results came out again."
+            if not changed
+            else f"Other than in the kept results: {'; '.join(changed)}"
+        )
+
+
+def _list(experiments: list[Experiment]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..reproduce.page import done
+
+    table = Table("experiment", "question", "kept")
+    for experiment in experiments:
+        question = " ".join(experiment.config["question"].split())
+        table.add_row(experiment.name, question, done(experiment, experiment.results()))
+    Console().print(table)
+
+
+def _run(experiment: Experiment, path: Path, quick: bool, workers: int | None) -> list[dict[str, Any]]:
+    from ..reproduce.runner import missing, run
+    from .progress import bar_of_cells
+
+    total, left = len(experiment.cells(quick)), len(missing(experiment, path, quick))
+    with bar_of_cells(experiment.name, total, total - left) as advance:
+        return run(experiment, path, quick, workers, lambda row: advance(_what(experiment, row)))
+
+
+def _what(experiment: Experiment, row: dict[str, Any]) -> str:
+    from ..reproduce.page import names
+
+    return f"{experiment.name}: " + " ".join(str(row[n]) for n in names(experiment) if n in row)
+
+
+def _show(experiment: Experiment, rows: list[dict[str, Any]], quick: bool) -> list[str]:
+    """Print tables and claims; the claims whose quick verdict is the opposite of the kept one."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..reproduce.page import names
+    from ..reproduce.tables import pivot
+    from ..reproduce.verdicts import FAILS, HOLDS, verdicts
+
+    console, varying = Console(), names(experiment)
+    for spec in experiment.config.get("tables", []):
+        header, lines = pivot(rows, varying, spec)
+        table = Table(*header, title=spec["title"], title_justify="left")
+        for line in lines:
+            table.add_row(*line)
+        if lines:
+            console.print(table, highlight=False)
+    for row in rows:
+        if "error" in row:
+            console.print(f"failed: {_what(experiment, row)}: {row['error']}", highlight=False)
+    claims = experiment.config.get("claims", [])
+    now, kept = verdicts(rows, varying, claims), verdicts(experiment.results(), varying, claims)
+    table = Table("claim", "now", "kept", "numbers now")
+    changed = []
+    for new, old in zip(now, kept):
+        table.add_row(new.text, new.found, old.found, new.numbers)
+        levels = {new.found, old.found}
+        if quick and levels == {HOLDS, FAILS} and "of" not in claims[now.index(new)]:
+            changed.append(f"{experiment.name}: {new.text}")
+    if claims:
+        console.print(table, highlight=False)
+    return changed
+
+
+def _write(experiments: list[Experiment], root: Path) -> None:
+    from shutil import copyfile
+
+    from ..reproduce.page import names, page, readme
+    from ..reproduce.plots import draw
+    from ..whole import write_text
+
+    docs = root.parent / "docs"
+    for experiment in experiments:
+        rows = experiment.results()
+        write_text(experiment.folder / "README.md", readme(experiment))
+        if rows and experiment.config.get("plots"):
+            draw(rows, names(experiment), experiment.config["plots"], experiment.folder / "plot.png")
+            copyfile(experiment.folder / "plot.png", docs / "images" / f"results-{experiment.name}.png")
+    write_text(docs / "results.md", page(experiments, root))
+    print(f"Written: {docs / 'results.md'} and {len(experiments)} README.md")

@@ -1,0 +1,103 @@
+"""An experiment as a folder: its config.yaml, the cells that it asks for, and the results that are kept beside it.
+
+question: what it is about
+kind: what a cell does, one of `kinds.KINDS`
+fixed: {steps: 600}                  # the same in every cell
+models: {deltanet: {preset: deltanet, memory_heads: 1}}
+runs:                                # each is a product of lists: a cell for every combination
+  - {model: [deltanet], lr: [0.001, 0.01], seed: [0, 1, 2]}
+quick: {fixed: {steps: 100}, runs: [...]}
+tables, plots, claims                # see `tables`, `plots` and `verdicts`
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..eval.files import read_json, write_json
+
+Cell = dict[str, Any]
+FIELDS = {"question", "kind", "fixed", "models", "runs", "quick", "tables", "plots", "claims", "finding"}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A folder's config, and where its results are."""
+
+    name: str
+    folder: Path
+    config: dict[str, Any]
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Experiment:
+        folder = Path(folder)
+        path = folder / "config.yaml"
+        try:
+            config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, yaml.YAMLError) as broken:
+            raise ValueError(f"{path} cannot be read: {broken}") from None
+        unknown = sorted(set(config) - FIELDS)
+        if unknown:
+            raise ValueError(f"{path} has unknown fields {', '.join(unknown)}; there are {', '.join(sorted(FIELDS))}")
+        return cls(folder.name, folder, config)
+
+    def cells(self, quick: bool = False) -> list[Cell]:
+        """Every combination of every run, once: what varies, by name."""
+        source = self.config["quick"] if quick else self.config
+        found = []
+        for run in source["runs"]:
+            lists = {name: values if isinstance(values, list) else [values] for name, values in run.items()}
+            if lists.get("model") == ["all"]:
+                lists["model"] = list(self.config["models"])
+            found += [dict(zip(lists, values)) for values in itertools.product(*lists.values())]
+        return list({json.dumps(cell, sort_keys=True): cell for cell in found}.values())
+
+    def whole(self, cell: Cell, quick: bool = False) -> Cell:
+        """A cell with all that its result depends on: what is fixed, and what its model's name stands for."""
+        fixed = self.config.get("fixed", {}) | (self.config["quick"].get("fixed", {}) if quick else {})
+        known = self.config.get("models", {})
+        if "model" in cell and cell["model"] not in known:
+            raise ValueError(f"experiment {self.name} has no model {cell['model']!r}; there are {', '.join(known)}")
+        chosen = {"kind": self.config["kind"]} | fixed | cell
+        return chosen | ({"model": known[cell["model"]]} if "model" in cell else {})
+
+    def digest(self, cell: Cell, quick: bool = False) -> str:
+        """Changes whenever anything does that a result depends on."""
+        text = json.dumps(self.whole(cell, quick), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def results_path(self) -> Path:
+        return self.folder / "results.json"
+
+    def results(self, path: Path | None = None) -> list[dict[str, Any]]:
+        """Rows: what varies, what was measured, and the cell's digest."""
+        path = path or self.results_path
+        return read_json(path)["cells"] if path.exists() else []
+
+    def write(self, rows: list[dict[str, Any]], path: Path, machine: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"experiment": self.name, "machine": machine, "cells": rows})
+
+
+def find(name: str | None = None, root: str | Path = "experiments") -> list[Experiment]:
+    """The experiment of this name, or all of them, in the order of their names."""
+    root = Path(root)
+    folders = sorted(path.parent for path in root.glob("*/config.yaml"))
+    if not folders:
+        raise ValueError(f"there are no experiments in {root}: run this in a clone of the repository, or give --root")
+    if name is None:
+        return [Experiment.load(folder) for folder in folders]
+    chosen = [folder for folder in folders if folder.name == name]
+    if not chosen:
+        raise ValueError(
+            f"experiment {name!r} is unknown; choose one of {', '.join(folder.name for folder in folders)}"
+        )
+    return [Experiment.load(chosen[0])]

@@ -1,0 +1,31 @@
+"""What a cell does, by its kind: train and measure, or measure alone. Every kind is a function from a cell to its numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from . import capacity, needle, recall, stability, text
+
+KINDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "recall": recall.run,
+    "text": text.run,
+    "needle": needle.run,
+    "capacity": capacity.run,
+    "stability": stability.run,
+}
+
+
+def run_cell(cell: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of a cell, rounded to six digits: more would be noise, and the files are kept."""
+    if cell["kind"] not in KINDS:
+        raise ValueError(f"kind={cell['kind']!r} is unknown; choose one of {', '.join(KINDS)}")
+    found = KINDS[cell["kind"]]({name: value for name, value in cell.items() if name != "kind"})
+    return {name: _rounded(value) for name, value in found.items()}
+
+
+def _rounded(x: Any) -> Any:
+    if isinstance(x, float) and math.isfinite(x):
+        return float(f"{x:.6g}")
+    return x

@@ -1,0 +1,93 @@
+"""docs/results.md and every experiment's README.md, written from the configs and the kept results alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .experiment import Experiment
+from .tables import pivot
+from .verdicts import OPEN, verdicts
+
+INTRODUCTION = """# Results
+
+What Mnemos' memories learn, measured on two processor cores with small models. Every table and picture on this page is made from the files in
+`experiments/*/results.json` by `mnemos reproduce --write`, and the tests check that it still is.
+
+    mnemos reproduce mqar           # run what is missing of one experiment, show its tables and what they say of its claims
+    mnemos reproduce --all --quick  # a small version of every experiment, and whether the orders of the kept results come out again
+
+± is the 95 % interval over seeds; a number without it is one seed. *Within noise*: the interval of the difference holds 0, or, with fewer than
+three pairs, the difference is at most 0.01. Small models trained for minutes: an order found here need not hold at 1.3 B parameters.
+"""
+
+
+def names(experiment: Experiment) -> list[str]:
+    """What varies between the cells."""
+    return list(dict.fromkeys(name for cell in experiment.cells() for name in cell))
+
+
+def markdown_table(header: list[str], lines: list[list[str]]) -> str:
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in [header, rule, *lines])
+
+
+def done(experiment: Experiment, rows: list[dict[str, Any]]) -> str:
+    """How much of the experiment has been run, in how much time."""
+    cells = experiment.cells()
+    known = {row["digest"] for row in rows if "error" not in row}
+    count = sum(experiment.digest(cell) in known for cell in cells)
+    seconds = sum(row.get("cpu_seconds") or 0 for row in rows)
+    spent = f", {seconds / 60:,.0f} minutes of processor time in training" if seconds else ""
+    return f"{count} of {len(cells)} cells run{spent}."
+
+
+def section(experiment: Experiment, picture: str | None) -> str:
+    """Question, command, finding, tables, picture and verdicts of one experiment."""
+    rows, config = experiment.results(), experiment.config
+    parts = [config["question"].strip(), f"    mnemos reproduce {experiment.name}", done(experiment, rows)]
+    if config.get("finding"):
+        parts.append(config["finding"].strip())
+    for table in config.get("tables", []):
+        header, lines = pivot(rows, names(experiment), table)
+        if lines:
+            parts.append(f"**{table['title']}**\n\n{markdown_table(header, lines)}")
+    if picture is not None and rows and config.get("plots"):
+        parts.append(f"![{experiment.name}]({picture})")
+    found = verdicts(rows, names(experiment), config.get("claims", []))
+    if found:
+        lines = [[verdict.text, verdict.paper, f"**{verdict.found}**", verdict.numbers] for verdict in found]
+        parts.append(markdown_table(["claim", "whose", "here", "numbers"], lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def readme(experiment: Experiment) -> str:
+    return f"# {experiment.name}\n\n{section(experiment, 'plot.png')}"
+
+
+def page(experiments: list[Experiment], root: Path) -> str:
+    """The whole of docs/results.md."""
+    parts = [INTRODUCTION]
+    parts += [
+        f"## {experiment.name}\n\n{section(experiment, f'images/results-{experiment.name}.png')}"
+        for experiment in experiments
+    ]
+    rest = root / "claims.yaml"
+    if rest.exists():
+        rows = yaml.safe_load(rest.read_text(encoding="utf-8"))
+        lines = [[row["text"], row["paper"], row["why"]] for row in rows]
+        parts.append(
+            "## Claims that cannot be tested here\n\n" + markdown_table(["claim", "whose", "why not"], lines) + "\n"
+        )
+    scale = root / "at_scale.md"
+    if scale.exists():
+        parts.append(scale.read_text(encoding="utf-8"))
+    return "\n".join(parts)
+
+
+def open_claims(experiment: Experiment) -> list[str]:
+    """Claims that no kept result speaks to."""
+    found = verdicts(experiment.results(), names(experiment), experiment.config.get("claims", []))
+    return [verdict.text for verdict in found if verdict.found == OPEN]

@@ -1,0 +1,106 @@
+"""Kind "text": a model learns to predict the bytes of a corpus, and is measured on bytes it has not seen. B rows, T tokens."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data.embedded import documents
+from ..models import MnemosForCausalLM
+from ..train.config import ScheduleConfig
+from ..train.control import GateWatch, gates, memories, set_chunk_size, silent_memory
+from ..train.schedules import chunk_size
+from ..trials import Course, train
+from .models import config_of
+
+TEST_SEED = 2**31
+CHARACTERS = 2**21
+PLACES = (Path("../shared/data"), Path("data"))  # where a corpus that is a file is looked for
+
+
+@cache
+def corpus(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes to learn, and the last twentieth, held out: of the embedded text, or of a file in one of `PLACES`."""
+    if name == "embedded":
+        data = "".join(documents(CHARACTERS)).encode()
+    else:
+        found = [place / name for place in PLACES if (place / name).is_file()]
+        if not found:
+            raise ValueError(f"the corpus {name} is in none of {', '.join(map(str, PLACES))}: put it there")
+        data = found[0].read_bytes()
+    whole = np.frombuffer(data, np.uint8).astype(np.int64)
+    border = len(whole) * 19 // 20
+    return whole[:border], whole[border:]
+
+
+def rows(text: np.ndarray, count: int, length: int, seed: int) -> Tensor:
+    """Pieces from random places: (count, length)."""
+    starts = np.random.default_rng(seed).integers(len(text) - length, size=count)
+    return torch.from_numpy(np.stack([text[i : i + length] for i in starts]))
+
+
+def run(cell: dict[str, Any]) -> dict[str, Any]:
+    """bits: per byte of held-out text, all positions of T but the first.
+
+    eval_chunks: also `bits@chunk<b>`, the same model read with other chunk sizes. finish_chunk: the chunk of the last tenth of the steps.
+    routing: also `beyond` and `beyond_without`, bits of the positions beyond the attention window with the memory and with silence in its
+    place, and `gate`, `gate_spread`: mean and standard deviation of what the gates between attention and memory say.
+    """
+    learn, held_out = corpus(cell["corpus"])
+    T, steps, seed = cell["length"], cell["steps"], cell["seed"]
+    count = max(1, cell["tokens"] // T)
+    schedule = ScheduleConfig(finish_chunk=cell.get("finish_chunk"), finish_share=0.1)
+    torch.manual_seed(seed)
+    model = MnemosForCausalLM(config_of(cell, vocab_size=256))
+
+    def batch(step: int) -> tuple[Tensor, Tensor]:
+        size = chunk_size(schedule, step, steps)
+        if size is not None:
+            set_chunk_size(model, size)
+        ids = rows(learn, count, T, (seed + 1) * steps + step)
+        return ids, ids
+
+    found = train(model, Course(steps, cell["lr"], batch))
+    test = rows(held_out, cell["examples"], T, TEST_SEED)
+    found["bits"] = bits(model, test)
+    if cell.get("routing"):
+        found |= routing(model, test)
+    trained_chunk = model.config.memory_config.chunk_size if model.config.has_memory else None
+    for size in cell.get("eval_chunks", ()) if trained_chunk else ():
+        set_chunk_size(model, size)
+        found[f"bits@chunk{size}"] = bits(model, test)
+    return found
+
+
+@torch.no_grad()
+def bits(model: MnemosForCausalLM, ids: Tensor, skip: int = 1) -> float:
+    """Mean bits of the tokens from position `skip` on."""
+    labels = ids.clone()
+    labels[:, :skip] = -100
+    batches = zip(ids.split(16), labels.split(16))
+    total = sum(model(x, labels=y, use_cache=False).loss.double() * len(x) for x, y in batches)
+    return float(total / len(ids) / math.log(2))
+
+
+@torch.no_grad()
+def routing(model: MnemosForCausalLM, ids: Tensor) -> dict[str, float]:
+    """What the memory is worth beyond the window, and what the gates say."""
+    window = model.config.attention_window
+    found = {"beyond": bits(model, ids, window)}
+    if memories(model):
+        with silent_memory(model):
+            found["beyond_without"] = bits(model, ids, window)
+    if gates(model):
+        watch = GateWatch(model)
+        with contextlib.closing(watch):
+            model(ids[:16], use_cache=False, logits_to_keep=1)
+        seen = torch.cat([g.flatten() for g in watch.values.values()])
+        found |= {"gate": seen.mean().item(), "gate_spread": seen.std().item()}
+    return found

@@ -1,0 +1,83 @@
+"""Claims, and what the rows say of them.
+
+A claim in a config compares two kinds of rows, or asks for a level:
+
+    {text: ..., paper: ..., value: accuracy, better: {model: deltanet}, worse: {model: swa}, where: {pairs: 16}, best: lr}
+    {text: ..., value: accuracy, of: {model: [deltanet, titans]}, at_least: 0.99}
+
+Rows of a comparison are matched by everything else that varies, seeds too, and their differences averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ..ablate.summary import interval
+from .tables import Row, matches, select, tuned
+
+HOLDS, FAILS, NOISE, OPEN = "reproduced", "not reproduced", "within noise", "not run"
+MARGIN = 0.01  # a difference that one seed alone may claim
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim, what was found, and the numbers behind it."""
+
+    text: str
+    paper: str
+    found: str
+    numbers: str
+
+
+def verdicts(rows: list[Row], names: Iterable[str], claims: list[dict[str, Any]]) -> list[Verdict]:
+    """One per claim, in their order."""
+    return [_verdict(rows, list(names), claim) for claim in claims]
+
+
+def _verdict(rows: list[Row], names: list[str], claim: dict[str, Any]) -> Verdict:
+    value, lower = claim["value"], claim.get("lower", False)
+    chosen = select(rows, claim.get("where"))
+    kept = tuned(chosen, names, claim.get("best"), value, lower)
+    found, numbers = (_level if "of" in claim else _comparison)(kept, names, claim, value, lower)
+    return Verdict(claim["text"], claim.get("paper", "Mnemos"), found, numbers)
+
+
+def _level(kept: list[Row], names: list[str], claim: dict, value: str, lower: bool) -> tuple[str, str]:
+    """Every kind of row that is asked for has to reach the level, on average over seeds."""
+    wanted = claim.get("at_least", claim.get("at_most"))
+    assert wanted is not None
+    found = {}
+    for combination in _each(claim["of"]):
+        values = [row[value] for row in kept if matches(row, combination)]
+        if not values:
+            return OPEN, ""
+        found[", ".join(map(str, combination.values()))] = interval(values)[0]
+    good = all(mean >= wanted if "at_least" in claim else mean <= wanted for mean in found.values())
+    return HOLDS if good else FAILS, "; ".join(f"{name} {mean:.3f}" for name, mean in found.items())
+
+
+def _each(of: dict[str, Any]) -> list[dict[str, Any]]:
+    name, values = next((item for item in of.items() if isinstance(item[1], list)), (None, [None]))
+    return [of if name is None else of | {name: value} for value in values]
+
+
+def _comparison(kept: list[Row], names: list[str], claim: dict, value: str, lower: bool) -> tuple[str, str]:
+    varying = {*claim["better"], *claim["worse"], claim.get("best")}
+    shared = [name for name in names if name not in varying]
+
+    def side(where: dict[str, Any]) -> dict[tuple, float]:
+        return {tuple(row.get(name) for name in shared): row[value] for row in kept if matches(row, where)}
+
+    better, worse = side(claim["better"]), side(claim["worse"])
+    both = [point for point in better if point in worse]
+    if not both:
+        return OPEN, ""
+    sign = -1 if lower else 1
+    mean, half = interval([sign * (better[point] - worse[point]) for point in both])
+    averages = [sum(side[point] for point in both) / len(both) for side in (better, worse)]
+    noise = max(MARGIN, half or 0.0) if len(both) < 3 else half or 0.0
+    found = NOISE if abs(mean) <= noise else HOLDS if mean > 0 else FAILS
+    plus_minus = "" if half is None else f" ± {half:.3f}"
+    return found, f"{averages[0]:.3f} against {averages[1]:.3f}; better by {mean:+.3f}{plus_minus} (n = {len(both)})"
