@@ -35,6 +35,7 @@ def draw_spec(draw: random.Random) -> MemorySpec:
         chunk_size=draw.choice([1, 4, 7]),
         momentum=draw.random() < 0.7,
         read=draw.choice(["after", "before"]),
+        skip=draw.random() < 0.7,
     )
 
 
@@ -90,8 +91,9 @@ LAYERS = {
     "fixed retain": {"retain": "fixed"},
     "bare": {"retain": False, "momentum": False, "output_gate": False},
     "linear": {"structure": "linear", "objective": "dot", "key_dim": 6},
-    "gated": {"structure": "gated_mlp", "read": "before"},
+    "gated": {"structure": "gated_mlp", "read": "before", "skip": True},
     "deep": {"depth": 3, "conv_width": 1},
+    "residual": {"skip": True},
     "window": {"window": 3, "gate": "token*decay"},
     "lifted": {"features": "monomials", "key_dim": 4, "structure": "linear"},
 }

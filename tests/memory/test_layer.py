@@ -12,7 +12,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from helpers import assert_close_rms, randomise
-from mnemos.memory import MemoryState
+from mnemos.memory import MemoryState, read
 from mnemos.memory.config import NeuralMemoryConfig
 from mnemos.memory.layer import NeuralMemory
 from mnemos.memory.norm import RMSNorm, l2_normalize, rms_norm
@@ -22,7 +22,8 @@ DIM, HEADS, T = 12, 3, 21
 
 CASES = {
     "titans": {},
-    "no gates": dict(momentum=False, retain=False, depth=3),
+    "residual": dict(skip=True),
+    "no gates": dict(momentum=False, retain=False, depth=3, skip=True),
     "fixed retention": dict(momentum=False, retain="fixed", structure="linear"),
     "omega": dict(structure="gated_mlp", window=3, gate="token*decay*per-lag"),
     "token anchor": dict(structure="linear", anchor="token", decay_first=True, learned_start=False, momentum=False),
@@ -30,7 +31,7 @@ CASES = {
     "dot": dict(structure="linear", objective="dot", qk_norm="rms", gate="token"),
     "plain": dict(structure="linear", conv_width=None, qk_norm="none", output_gate=False, value_bound=None),
     "monomials": dict(structure="linear", features="monomials", degree=3, key_dim=3, value_dim=5, conv_width=2),
-    "elementwise": dict(features="elementwise", degree=3, window=2, gate="decay"),
+    "elementwise": dict(skip=True, features="elementwise", degree=3, window=2, gate="decay"),
     "sketch": dict(structure="mlp", features="sketch", degree=2, feature_dim=9),
     "atlas": dict(rule="muon", commit_every=2, window=3, gate="token*decay", chunk_size=4),
     "muon without momentum": dict(rule="muon", momentum=False, structure="linear", window=2, gate="per-lag"),
@@ -424,3 +425,20 @@ def test_norms_are_finite_at_zero_and_never_narrower_than_float32():
 def test_examples_in_docstrings_run(module):
     found = doctest.testmod(importlib.import_module(f"mnemos.memory.{module}"))
     assert found.failed == 0
+
+
+@pytest.mark.parametrize("chunk_size", [8, 64])
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_a_step_of_the_outer_optimiser_moves_the_start_less_than_a_token_writes(structure, chunk_size):
+    """Otherwise what a memory starts from soon hides all that it is told, and training never finds out what it is for."""
+    torch.manual_seed(0)
+    mem = NeuralMemory(64, heads=1, structure=structure, chunk_size=chunk_size, momentum=False)
+    x = some(8, 1, 64, dtype=torch.float32)
+    assert mem.W0 is not None
+    with torch.no_grad():
+        k = mem._project(x, mem.initial_state(8), None, None)[1]
+        fresh = read(k, mem.initial_state(8), mem.spec, mem.features)
+        written = read(k, mem.write(x), mem.spec, mem.features) - fresh
+        mem.W0[-1] += 0.01 * k.mean().sign()  # as Adam's first step at that rate
+        moved = read(k, mem.initial_state(8), mem.spec, mem.features) - fresh
+    assert fresh.norm() < written.norm() and moved.norm() < written.norm()

@@ -34,6 +34,9 @@ def train() -> None:
 
 def run_train(arguments: Sequence[str]) -> int:
     """The exit status: 0 for a run that ended or was stopped and saved, 1 for one that failed."""
+    arguments, processes = _dry(arguments)
+    if processes is not None:
+        return _dry_run(arguments, processes)
     with uncollected():
         from ..train.trainer import Trainer, TrainingFailed
 
@@ -51,6 +54,36 @@ def run_train(arguments: Sequence[str]) -> int:
         validated = "" if result.val_loss is None else f", validation loss {result.val_loss:.4f}"
         print(f"{result.path}: {result.step} steps{validated}. Next: mnemos generate {result.path} --prompt 'The '")
     return 0 if result.saved else 1
+
+
+def _dry(arguments: Sequence[str]) -> tuple[list[str], int | None]:
+    """The arguments without --dry-run, and for how many processes it was asked for; None where it was not."""
+    rest, processes, items = [], None, list(arguments)
+    while items:
+        flag, equals, value = items.pop(0).partition("=")
+        if flag != "--dry-run":
+            rest.append(flag + equals + value)
+            continue
+        value = value if equals else items.pop(0) if items and not items[0].startswith("-") else "1"
+        if not value.isdigit() or value == "0":
+            raise ValueError(f"--dry-run {value}: the number of processes must be a whole number >= 1")
+        processes = int(value)
+    return rest, processes
+
+
+def _dry_run(arguments: Sequence[str], processes: int) -> int:
+    """Print what the run would need; start nothing."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..train.estimate import estimate
+
+    config, _ = read_arguments(arguments)
+    table = Table(title=f"{config.model.preset} {config.model.size} on {processes} device(s)", show_header=False)
+    for name, value in estimate(config, processes).rows():
+        table.add_row(name, value)
+    Console().print(table, highlight=False)
+    return 0
 
 
 @contextlib.contextmanager
@@ -97,6 +130,7 @@ def read_arguments(arguments: Sequence[str]):
         "Recipes (--recipe NAME, repeatable):\n"
         + "\n".join(f"  {name}: {text}" for name, (text, _) in RECIPES.items())
         + "\n\n--resume [RUN] goes on with a run, without RUN with the newest.\n"
+        + "--dry-run [N] starts nothing: it builds one block of each kind, and tells parameters, steps and memory on N devices.\n"
         + "Short forms: "
         + ", ".join(f"{short} for {full}" for short, full in SHORT.items())
     )

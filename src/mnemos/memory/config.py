@@ -29,6 +29,8 @@ class NeuralMemoryConfig:
     lr_init, momentum_init, retain_init, gate_init, decay_init: what the gates are before training.
     learned_start: learn the weights a memory starts from; False starts from 0 (memories of a single fast map only).
     features "exp": the first fast map starts at 0 anyway; its kernel, exp(τ (q·k - |k|²)), has a learned τ per head.
+    skip: add the query to what is read (and the key to what is predicted) in structures with a residual. Off: a token's write moves the
+    memory by about 1 / chunk_size, and beside a query of unit length that is next to nothing.
     conv_width: width of the causal convolution over q, k, v; 0 or None for none. qk_norm: "l2", "rms" or "none".
     value_bound: values are shortened to less than this norm, v / sqrt(1 + |v|² / bound²), which keeps deep memories
     stable and costs nothing, for the output is normalised; None leaves them as they are.
@@ -63,6 +65,7 @@ class NeuralMemoryConfig:
     ns_steps: int = 5
     ns_coefficients: str = "muon"
     normalize: bool = False
+    skip: bool = False
 
     momentum: bool = True
     retain: bool | str = True

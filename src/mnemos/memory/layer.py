@@ -25,6 +25,8 @@ from .state import MemoryState
 from .step import after_token, matrices, step
 from .trace import Trace, traced_scan
 
+START_SCALE = 0.1  # of the largest write, for each step of the outer optimiser in what the memory starts from
+
 
 class NeuralMemory(nn.Module):
     """A layer whose memory learns at test time. x (B, T, dim) -> y (B, T, dim), and the state to go on with.
@@ -61,6 +63,8 @@ class NeuralMemory(nn.Module):
         self.W0 = (
             nn.ParameterList(torch.empty(H, *shape) for shape in self.spec.shapes) if config.learned_start else None
         )
+        # the outer optimiser must not move what the memory starts from much faster than its own writes do
+        self.start_scale = START_SCALE * min(1.0, config.lr_ceiling)
         self.norm = RMSNorm(self.spec.value_dim, config.eps)
         self.output_gate = Linear(config.dim, H * self.spec.value_dim, bias=False) if config.output_gate else None
         self.out = Linear(H * self.spec.value_dim, config.dim, bias=False)
@@ -69,7 +73,9 @@ class NeuralMemory(nn.Module):
     @torch.no_grad()
     def reset_start(self) -> None:
         """Draw W0: hidden activations of a unit key have about unit norm; the last map is next to 0,
-        so that what was written drowns out what was drawn, however small the learning rate. With features "exp" it is the
+        so that what was written drowns out what was drawn, however small the learning rate. It stays so while W0 is learned, for the
+        memory starts from `start_scale` times the last map: an optimiser such as Adam moves every number of W0 by its own rate at each
+        step, which unscaled makes a constant function of the last map that hides all that is written. With features "exp" it is the
         first map that is 0: the others pass errors on to it at their size."""
         if self.W0 is None:
             return
@@ -92,8 +98,10 @@ class NeuralMemory(nn.Module):
         """The state before the first token of `batch` rows (or, with cu_seqlens, documents)."""
         if self.W0 is None:
             start = [self.qkv.weight.new_zeros(self.heads, *shape) for shape in self.spec.shapes]
-        else:
+        elif self.spec.grows:
             start = list(self.W0)
+        else:
+            start = [*self.W0[:-1], self.start_scale * self.W0[-1]]
         like = self.qkv.weight
         if start:
             state = self.spec.initial_state(start, batch)

@@ -64,6 +64,7 @@ class MemorySpec:
     or a registered name, of `degree`, with `feature_dim` outputs where the map has a choice; or "exp", the kernel exp(q·k),
     whose first fast map is a list that grows by a pair per token ("linear" or "mlp" under "gd"; W0 omits that map).
     normalize: divide what is read by the same sum over values of 1: softmax attention ("linear", "dot" and "exp" only).
+    skip: False leaves out the residual of structures that have one.
     window: how many tokens, the current one included, each write sums over.
     chunk_size: gradients are taken at the weights of the chunk's start (anchor="chunk"), or at the weights of the token
     before (anchor="token", linear and gd only; then chunk_size changes nothing but speed). decay_first: measure the error after the decay.
@@ -95,6 +96,7 @@ class MemorySpec:
     ns_steps: int = 5
     ns_coefficients: str = "muon"
     normalize: bool = False
+    skip: bool = True
 
     def __post_init__(self):
         def choose(name: str, allowed) -> None:
@@ -119,7 +121,7 @@ class MemorySpec:
             raise ValueError(
                 f"feature_dim={self.feature_dim!r:.40} must be None or a whole number >= 1 and <= {WIDEST}"
             )
-        for name in ("momentum", "decay_first", "normalize"):
+        for name in ("momentum", "decay_first", "normalize", "skip"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r:.40} must be True or False")
         if self.commit_every is not None:
@@ -194,7 +196,8 @@ class MemorySpec:
 
     @property
     def residual(self) -> bool:
-        return self.network.residual and self.key_dim == self.value_dim
+        """Whether the key (of a read, the query) is added to what the network gives."""
+        return self.skip and self.network.residual and self.key_dim == self.value_dim
 
     @functools.cached_property
     def network(self) -> Structure:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from . import capacity, needle, recall, stability, text
+from . import capacity, needle, recall, scale, stability, text
 
 KINDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "recall": recall.run,
@@ -14,6 +14,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "needle": needle.run,
     "capacity": capacity.run,
     "stability": stability.run,
+    "scale": scale.run,
 }
 
 

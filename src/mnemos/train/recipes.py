@@ -9,13 +9,16 @@ from .config import TrainConfig, merge
 
 
 def _paper(size: str, lr: float, tokens: str) -> dict[str, Any]:
-    """Atlas, table 7: AdamW, cosine, weight decay 0.1, length 4,096, half a million tokens per batch, a 32k vocabulary."""
+    """Atlas, table 7: AdamW, cosine, weight decay 0.1, length 4,096, half a million tokens per step (in four batches,
+    blocks recomputed in the backward pass), a 32k vocabulary."""
     return {
         "model": {"size": size},
-        "data": {"seq_len": 4096, "batch_size": 128, "tokenizer": "bpe:32000"},
+        "data": {"seq_len": 4096, "batch_size": 32, "tokenizer": "bpe:32000"},
         "optim": {"lr": lr, "weight_decay": 0.1, "clip": 1.0},
         "schedule": {"name": "cosine", "warmup": 0.01},
         "tokens": tokens,
+        "accumulate": 4,
+        "gradient_checkpointing": True,
         "dtype": "bfloat16",
         "watch": {"validate_every": 1000, "probe_every": 5000, "probe_length": 8192},
         "checkpoint": {"every": 1000},

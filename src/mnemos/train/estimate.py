@@ -1,0 +1,131 @@
+"""What a run will need, before it is started: parameters, steps, arithmetic, memory. `mnemos train --dry-run` prints it.
+
+One block of each kind is built in its real width and run forward and backward over a short piece, so shapes are checked and what a backward
+pass keeps is counted, not guessed. Nothing else is allocated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ..models import MnemosConfig, presets
+from ..models.blocks import Block
+from .config import TrainConfig
+from .telemetry import flops_per_token
+
+PIECE = 256  # tokens of the measured piece, at least
+BYTES = 4  # weights, gradients, both moments of AdamW and activations are kept in float32; half of the latter under bfloat16
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of one run on `processes` devices. Bytes are per device."""
+
+    config: MnemosConfig
+    processes: int
+    parameters: int
+    steps: int
+    tokens: int
+    flops: float
+    weights: int
+    activations: int
+    blocks: dict[str, tuple[int, int]]
+    """kind -> parameters, bytes kept per token"""
+
+    @property
+    def memory(self) -> int:
+        return self.weights + self.activations
+
+    def rows(self) -> list[tuple[str, str]]:
+        """What is printed."""
+        config = self.config
+        return [
+            ("blocks", ", ".join(f"{config.blocks.count(kind)} × {kind}" for kind in self.blocks)),
+            ("width", f"{config.hidden_size}, vocabulary {config.vocab_size:,}"),
+            ("parameters", f"{self.parameters:,}"),
+            *((f"  of a block, {kind}", f"{count:,}") for kind, (count, _) in self.blocks.items()),
+            ("tokens", f"{self.tokens:,} in {self.steps:,} steps"),
+            ("arithmetic", f"{self.flops:.3g} FLOPs"),
+            ("memory per device", f"{self.memory / 2**30:.1f} GiB"),
+            ("  weights, gradients, AdamW", f"{self.weights / 2**30:.2f} GiB"),
+            ("  kept for the backward pass", f"{self.activations / 2**30:.2f} GiB"),
+        ]
+
+
+def estimate(config: TrainConfig, processes: int = 1) -> Estimate:
+    """What `config` will need on so many devices.
+
+    >>> from mnemos.train.recipes import recipe
+    >>> found = estimate(recipe(TrainConfig(), "quick"))
+    >>> found.steps, found.parameters == presets.count(found.config)
+    (300, True)
+    """
+    if processes < 1 or config.data.batch_size % processes:
+        raise ValueError(f"data.batch_size={config.data.batch_size} must be a multiple of the {processes} processes")
+    chosen = {"vocab_size": _vocabulary(config.data.tokenizer)} | config.model.overrides()
+    model = presets.config(config.model.preset, config.model.size, **chosen)
+    parameters = presets.count(model)
+    steps = config.total_steps(parameters)
+    blocks = {kind: _measure(model, kind) for kind in dict.fromkeys(model.blocks)}
+    sharded = 1 if config.parallel.strategy == "ddp" else processes
+    kept = sum(blocks[kind][1] for kind in model.blocks)
+    if config.gradient_checkpointing:  # the inputs of all blocks, and one block as it is recomputed
+        kept = BYTES * model.hidden_size * len(model.blocks) + max(size for _, size in blocks.values())
+    share = 0.5 if config.dtype == "bfloat16" else 1.0
+    rows = config.data.batch_size // processes
+    return Estimate(
+        config=model,
+        processes=processes,
+        parameters=parameters,
+        steps=steps,
+        tokens=steps * config.tokens_per_step,
+        flops=steps * config.tokens_per_step * flops_per_token(_Meta(model), config.data.seq_len),
+        weights=4 * BYTES * parameters // sharded,
+        activations=round(share * kept * rows * config.data.seq_len),
+        blocks=blocks,
+    )
+
+
+class _Meta(nn.Module):
+    """A model's parameters without their numbers."""
+
+    def __init__(self, config: MnemosConfig):
+        super().__init__()
+        self.config = config
+        with torch.device("meta"):
+            self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+            self.layers = nn.ModuleList(Block(config, kind) for kind in config.blocks)
+
+
+def _vocabulary(tokenizer: str) -> int:
+    name, _, size = tokenizer.partition(":")
+    if name == "bpe" and size.isdigit():
+        return int(size)
+    return 256 if name == "bytes" else 32000
+
+
+def _measure(config: MnemosConfig, kind: str) -> tuple[int, int]:
+    """Parameters of a block, and the bytes per token that its forward pass keeps, each tensor once, weights not counted."""
+    block = Block(config, kind)
+    length = max(PIECE, 2 * config.segment_length if kind == "mac" else 0)
+    weights = {p.untyped_storage().data_ptr() for p in block.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return x
+
+    x = torch.randn(1, length, config.hidden_size, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        y = block(x)[0]
+        total = sum(kept.values())
+    y.square().mean().backward()
+    missing = [name for name, p in block.named_parameters() if p.grad is None]
+    if missing:
+        raise ValueError(f"in a block of kind {kind} no gradient reaches {', '.join(missing)}")
+    return sum(p.numel() for p in block.parameters()), total // length

@@ -1,0 +1,246 @@
+"""`mnemos reproduce`: cells are what the config says, results are kept, tables and verdicts follow from them, the page from the files."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mnemos.cli import main
+from mnemos.reproduce import Experiment, find, pivot, run, verdicts
+from mnemos.reproduce.kinds import KINDS, run_cell
+from mnemos.reproduce.needle import longest
+from mnemos.reproduce.page import names, page, readme
+from mnemos.reproduce.plots import draw, points
+from mnemos.reproduce.recall import stages
+from mnemos.reproduce.runner import missing
+from mnemos.reproduce.tables import tuned
+from mnemos.reproduce.verdicts import FAILS, HOLDS, NOISE, OPEN
+
+ROOT = Path(__file__).parents[2] / "experiments"
+SMALL = {"dim": 16, "layers": 1, "tokens": 64, "steps": 2, "examples": 4, "lr": 0.01, "seed": 0}
+DELTANET = {"preset": "deltanet", "memory_heads": 1, "memory_chunk_size": 8}
+CELLS = {
+    "recall": {"model": DELTANET, "vocab_size": 16, "pairs": 2, "length": 16, "also": [[4, 32]]},
+    "text": {
+        "model": DELTANET | {"layers": "mag", "attention_window": 8},
+        "corpus": "embedded",
+        "length": 32,
+        "eval_chunks": [4, 16],
+        "finish_chunk": 4,
+        "routing": True,
+    },
+    "needle": {"model": DELTANET, "corpus": "embedded", "pairs": 2, "train_distance": 16, "distances": [16, 40]},
+    "capacity": {"features": "identity", "degree": 2, "dim": 4, "seeds": 2},
+    "stability": {"depth": 2, "momentum": 0.9, "lr_scale": 1, "start_scale": 1, "length": 64, "chunk": 8},
+    "scale": {"preset": "titans-mag", "size": "170m", "devices": 8},
+}
+
+
+def experiment(tmp_path: Path, **fields) -> Experiment:
+    config = {
+        "question": "does it?",
+        "kind": "capacity",
+        "fixed": {"dim": 4, "seeds": 2, "degree": 2},
+        "runs": [{"features": ["identity", "elementwise"]}],
+        "quick": {"fixed": {"seeds": 1}, "runs": [{"features": "identity"}]},
+    } | fields
+    folder = tmp_path / "experiments" / "small"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    return Experiment.load(folder)
+
+
+def test_every_kind_has_a_case_here():
+    assert CELLS.keys() == KINDS.keys()
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_a_cell_of_every_kind_gives_finite_numbers_and_the_same_again(kind):
+    cell = SMALL | CELLS[kind] | {"kind": kind}
+    first, again = run_cell(cell), run_cell(cell)
+    clocks = {"seconds", "cpu_seconds"}
+    assert {k: v for k, v in first.items() if k not in clocks} == {k: v for k, v in again.items() if k not in clocks}
+    assert all(math.isfinite(x) for x in first.values()) and "error" not in first
+
+
+def test_text_is_measured_with_other_chunks_and_without_memory():
+    found = run_cell(SMALL | CELLS["text"] | {"kind": "text"})
+    assert {"bits", "bits@chunk4", "bits@chunk16", "beyond", "beyond_without", "gate", "gate_spread"} <= found.keys()
+    assert found["bits@chunk4"] == found["bits"]  # it finished with chunks of 4
+    assert found["beyond"] != found["beyond_without"]
+
+
+def test_stability_tells_a_rate_that_is_safe_from_one_that_is_not():
+    cell = CELLS["stability"] | {"kind": "stability", "depth": 1, "momentum": 0.0, "length": 512, "seed": 0}
+    assert run_cell(cell)["diverged"] == 0 and run_cell(cell)["step"] <= 2
+    wild = run_cell(cell | {"lr_scale": 8})
+    assert wild["diverged"] > 0.2 and wild["step"] > 2
+
+
+def test_an_unknown_kind_is_refused():
+    with pytest.raises(ValueError, match="kind='magic' is unknown; choose one of recall"):
+        run_cell({"kind": "magic"})
+
+
+def test_batches_begin_short_and_end_as_they_are_tested():
+    assert stages(64, 512)[-1] == (64, 512) and stages(4, 64)[0] == (2, 16)
+    assert all(4 * pairs <= length for pairs, length in stages(16, 64))
+    assert longest(0, 10, 1000) == 8 and longest(9, 10, 1000) == 1000
+
+
+def test_cells_are_products_and_carry_what_is_fixed(tmp_path):
+    models = {"a": {"preset": "swa"}, "b": {"preset": "deltanet"}}
+    runs = [{"model": "all", "lr": [1, 2]}, {"model": "b", "lr": 2, "seed": [0, 1]}, {"model": "a", "lr": 1}]
+    made = experiment(tmp_path, kind="recall", models=models, runs=runs, fixed={"steps": 3})
+    assert len(made.cells()) == 6  # 4, and 2 with seeds; the last is among the first
+    assert made.whole(made.cells()[2]) == {"kind": "recall", "steps": 3, "model": {"preset": "deltanet"}, "lr": 1}
+    with pytest.raises(ValueError, match="has no model 'c'; there are a, b"):
+        made.whole({"model": "c"})
+
+
+def test_a_config_with_a_word_that_is_not_known_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="unknown fields grid; there are claims"):
+        experiment(tmp_path, grid=[])
+
+
+def test_cells_are_kept_and_run_again_only_when_the_config_changes(tmp_path):
+    made, path, seen = experiment(tmp_path), tmp_path / "results.json", []
+    rows = run(made, path, workers=1, report=seen.append)
+    assert len(seen) == 2 and [row["features"] for row in rows] == ["identity", "elementwise"]
+    assert rows[0]["least_squares"] == 4
+    assert run(made, path, workers=1, report=seen.append) == rows and len(seen) == 2
+    changed = experiment(tmp_path, fixed={"dim": 3, "seeds": 2, "degree": 2})
+    assert len(missing(changed, path)) == 2
+    assert run(changed, path, workers=1)[0]["least_squares"] == 3
+    assert len(changed.results(path)) == 2  # rows of the old config are gone
+
+
+def test_a_cell_that_fails_is_told_and_tried_again(tmp_path):
+    made, path = experiment(tmp_path, runs=[{"features": ["identity", "magic"]}]), tmp_path / "results.json"
+    rows = run(made, path, workers=1)
+    assert "error" in rows[1] and "magic" in rows[1]["error"] and "error" not in rows[0]
+    assert [cell["features"] for cell in missing(made, path)] == ["magic"]
+
+
+ROWS = [
+    {"model": model, "lr": lr, "seed": seed, "x": x}
+    for model, lr, xs in (("a", 1, (0.5, 0.6)), ("a", 2, (0.9, 0.8)), ("b", 1, (0.3, 0.2)), ("b", 2, (0.1, 0.1)))
+    for seed, x in enumerate(xs)
+]
+NAMES = ["model", "lr", "seed"]
+
+
+def test_the_learning_rate_is_tuned_per_point_by_the_mean_over_seeds():
+    assert [row["x"] for row in tuned(ROWS, NAMES, "lr", "x", lower=False)] == [0.9, 0.8, 0.3, 0.2]
+    assert [row["x"] for row in tuned(ROWS, NAMES, "lr", "x", lower=True)] == [0.5, 0.6, 0.1, 0.1]
+    lucky = [*ROWS, {"model": "a", "lr": 3, "seed": 0, "x": 1.0}]  # one seed of a rate that others have two of
+    assert [row["x"] for row in tuned(lucky, NAMES, "lr", "x", lower=False)][:2] == [0.9, 0.8]
+
+
+def test_a_table_has_means_with_intervals_and_dashes():
+    header, lines = pivot(ROWS, NAMES, {"rows": "model", "columns": "lr", "value": "x", "where": {"seed": [0, 1]}})
+    assert header == ["model \\ lr", "1", "2"] and lines[0][1].startswith("0.550 ± ")
+    header, lines = pivot(
+        [*ROWS, {"model": "c", "y": 1.0}], NAMES, {"rows": "model", "values": ["x", "y"], "best": "lr"}
+    )
+    assert header == ["model", "x", "y"] and lines[2] == ["c", "–", "1.000"] and lines[0][1].startswith("0.850")
+
+
+def claim(**fields):
+    return verdicts(ROWS, NAMES, [{"text": "t", "value": "x"} | fields])[0]
+
+
+def test_claims_are_judged_by_paired_differences():
+    three = [
+        {"model": m, "seed": s, "x": x}
+        for m, xs in (("a", (1, 2, 3)), ("b", (0.5, 1.4, 2.6)))
+        for s, x in enumerate(xs)
+    ]
+
+    def judged(better, worse, **more):
+        return verdicts(
+            three,
+            ["model", "seed"],
+            [{"text": "t", "value": "x", "better": {"model": better}, "worse": {"model": worse}} | more],
+        )[0]
+
+    assert judged("a", "b").found == HOLDS and "+0.500" in judged("a", "b").numbers
+    assert judged("b", "a").found == FAILS and judged("b", "a", lower=True).found == HOLDS
+    assert judged("a", "c").found == OPEN
+    noisy = [
+        {"model": m, "seed": s, "x": x} for m, xs in (("a", (1, 2, 3)), ("b", (0, 3, 2))) for s, x in enumerate(xs)
+    ]
+    compared = {"text": "t", "value": "x", "better": {"model": "a"}, "worse": {"model": "b"}}
+    assert verdicts(noisy, ["model", "seed"], [compared])[0].found == NOISE
+    single = [{"model": "a", "x": 0.505}, {"model": "b", "x": 0.5}]
+    assert verdicts(single, ["model"], [compared])[0].found == NOISE
+    single[0]["x"] = 0.6
+    assert verdicts(single, ["model"], [compared])[0].found == HOLDS
+
+
+def test_levels_must_be_reached_by_all_that_are_named():
+    assert claim(of={"model": ["a", "b"]}, at_least=0.2, best="lr").found == HOLDS
+    assert claim(of={"model": ["a", "b"]}, at_least=0.5, best="lr").found == FAILS
+    assert claim(of={"model": ["a", "z"]}, at_least=0.1).found == OPEN
+    assert claim(of={"model": "b"}, at_most=0.3).found == HOLDS
+    assert claim(better={"lr": 2}, worse={"lr": 1}, where={"model": "a"}).found == NOISE  # two pairs, 0.4 and 0.2 apart
+
+
+def test_plots_average_over_seeds_and_read_numbers_out_of_names(tmp_path):
+    assert points(ROWS, NAMES, {"x": "lr", "y": "x", "series": "model"})["a"] == [(1, 0.55), (2, pytest.approx(0.85))]
+    wide = [{"model": "a", "r@8": 0.5, "r@16": 0.25}]
+    plot = {"title": "t", "x": "r@", "series": "model", "log_x": True, "chance": 0.1}
+    assert points(wide, ["model"], plot) == {"a": [(8.0, 0.5), (16.0, 0.25)]}
+    pytest.importorskip("matplotlib")
+    draw(wide, ["model"], [plot, plot], tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_lists_runs_compares_and_writes(tmp_path, monkeypatch, capsys):
+    table = {"title": "T", "rows": "features", "values": ["least_squares"]}
+    claims = [{"text": "it is 4", "value": "least_squares", "of": {"features": "identity"}, "at_least": 4}]
+    made = experiment(tmp_path, tables=[table], claims=claims)
+    (tmp_path / "docs" / "images").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce"]) == 0 and "does it?" in capsys.readouterr().out
+    assert main(["reproduce", "small", "--keep", "--workers", "1"]) == 0
+    assert made.results()[0]["least_squares"] == 4
+    out = capsys.readouterr().out
+    assert "it is 4" in out and "reproduced" in out
+    assert main(["reproduce", "--all", "--quick", "--workers", "1"]) == 0
+    assert "Every order of the kept results came out again." in capsys.readouterr().out
+    assert len(made.results()) == 2  # quick results are elsewhere
+    assert main(["reproduce", "--write"]) == 0
+    assert "| identity | 4 |" in (tmp_path / "docs" / "results.md").read_text()
+    assert main(["reproduce", "smal"]) == 2
+    assert "experiment 'smal' is unknown; choose one of small" in capsys.readouterr().err
+    assert main(["reproduce", "small", "--quick", "--keep"]) == 2
+    assert main(["reproduce", "--root", "nowhere"]) == 2
+    assert "run this in a clone" in capsys.readouterr().err
+
+
+KEPT = [pytest.param(made, id=made.name) for made in find(None, ROOT)]
+
+
+@pytest.mark.parametrize("made", KEPT)
+def test_kept_results_are_those_of_the_config_and_the_readme_is_made_from_them(made):
+    wanted = {made.digest(cell) for cell in made.cells()}
+    rows = made.results()
+    assert {row["digest"] for row in rows} <= wanted, "run `mnemos reproduce NAME --keep`: the config has changed"
+    assert not any("error" in row for row in rows)
+    varying = names(made)
+    for table in made.config["tables"]:
+        assert pivot(rows, varying, table)
+    assert made.folder.joinpath("README.md").read_text() == readme(made), "run `mnemos reproduce --write`"
+    for cell in [*made.cells(), *made.cells(quick=True)]:
+        json.dumps(made.whole(cell))
+    assert made.cells(quick=True)
+
+
+def test_the_page_of_results_is_made_from_the_kept_files():
+    written = (ROOT.parent / "docs" / "results.md").read_text()
+    assert written == page(find(None, ROOT), ROOT), "run `mnemos reproduce --write`"
