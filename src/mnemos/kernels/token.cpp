@@ -164,24 +164,76 @@ bool step(const Sizes& s, const Arrays<T>& a) {
   return enough;
 }
 
-// y (out) = M (out, in) x: one row after another, so that M is read as one stream
+// numbers side by side, as many as a vector register holds, at any address
+template <typename T>
+using Vector [[gnu::vector_size(32), gnu::aligned(alignof(T)), gnu::may_alias]] = T;
+
+template <typename T>
+constexpr int64_t kLanes = 32 / sizeof(T);
+
+template <typename T>
+Vector<T> load(const T* x) {
+  return *reinterpret_cast<const Vector<T>*>(x);
+}
+
+// y (out) = M (out, in) x + bias: one row after another and each from its start to its end, so that M is read as one stream
 template <typename T>
 void linear(const T* x, const T* M, const T* bias, T* y, int64_t in, int64_t out, int64_t threads) {
+  constexpr int64_t L = kLanes<T>;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
   for (int64_t r = 0; r < out; r++) {
     const T* row = M + r * in;
-    const int64_t q = in / 4;  // four sums at a time: none waits for another
-    T s0 = bias ? bias[r] : T(0), s1 = 0, s2 = 0, s3 = 0;
-#pragma omp simd reduction(+ : s0, s1, s2, s3)
-    for (int64_t i = 0; i < q; i++) {
-      s0 += x[i] * row[i];
-      s1 += x[q + i] * row[q + i];
-      s2 += x[2 * q + i] * row[2 * q + i];
-      s3 += x[3 * q + i] * row[3 * q + i];
-    }
-    for (int64_t i = 4 * q; i < in; i++) s0 += x[i] * row[i];
-    y[r] = (s0 + s1) + (s2 + s3);
+    Vector<T> sums[4] = {};  // none waits for another
+    int64_t i = 0;
+    for (; i + 4 * L <= in; i += 4 * L)
+      for (int k = 0; k < 4; k++) sums[k] += load(x + i + k * L) * load(row + i + k * L);
+    const Vector<T> sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    T total = bias ? bias[r] : T(0);
+    for (int k = 0; k < L; k++) total += sum[k];
+    for (; i < in; i++) total += x[i] * row[i];
+    y[r] = total;
   }
+}
+
+constexpr int64_t kFew = 32;   // rows up to which the product below is quicker than the one that torch carries
+constexpr int64_t kTile = 6;   // rows of M at a time: with two vectors each they fill the registers
+constexpr int64_t kLine = 16;  // numbers between two prefetches
+
+// y (rows, out) at its first R columns = x (rows, in) Mᵀ, for the first R rows of M; x: (in, N vectors of rows)
+template <typename T, int R, int N>
+void tile(const T* x, const T* M, T* y, int64_t rows, int64_t in, int64_t out) {
+  constexpr int64_t L = kLanes<T>;
+  Vector<T> sums[R][N] = {};
+  for (int64_t i = 0; i < in; i++, x += N * L) {
+    if (i % kLine == 0)
+      for (int r = 0; r < R; r++) __builtin_prefetch(M + (R + r) * in + i);  // of the next tile
+    for (int r = 0; r < R; r++)
+      for (int n = 0; n < N; n++) sums[r][n] += M[r * in + i] * load(x + n * L);
+  }
+  for (int64_t b = 0; b < rows; b++)
+    for (int r = 0; r < R; r++) y[b * out + r] = sums[r][b / L][b % L];
+}
+
+// y (B, out) = x (B, in) Mᵀ for M (out, in) and few rows, N vectors of them at a time; packed: (B / (N L) rounded up, in, N L).
+// M is read once
+template <typename T, int N>
+void linear_few(const T* x, const T* M, T* y, T* packed, int64_t B, int64_t in, int64_t out, int64_t threads) {
+  constexpr int64_t wide = N * kLanes<T>;
+  for (int64_t first = 0; first < B; first += wide)
+    for (int64_t i = 0; i < in; i++)
+      for (int64_t b = first; b < first + wide; b++) packed[first * in + i * wide + b - first] = b < B ? x[b * in + i] : T(0);
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+  for (int64_t r = 0; r < out; r += kTile)
+    for (int64_t first = 0; first < B; first += wide) {
+      const int64_t rows = std::min(wide, B - first);
+      const T *some = packed + first * in, *from = M + r * in;
+      T* to = y + first * out + r;
+      if (r + kTile <= out) {
+        tile<T, kTile, N>(some, from, to, rows, in, out);
+      } else {
+        for (int64_t k = 0; k < out - r; k++) tile<T, 1, N>(some, from + k * in, to + k, rows, in, out);
+      }
+    }
 }
 
 // y (B, out) = x (B, in) Mᵀ, for M (out, in)
@@ -189,7 +241,14 @@ template <typename T>
 void linear(Gemm<T> gemm, const T* x, const T* M, T* y, int64_t B, int64_t in, int64_t out, int64_t threads) {
   const T one = 1, zero = 0, *no_bias = nullptr;
   const int rows = B, columns = out, inner = in;
-  if (B == 1) return linear(x, M, no_bias, y, in, out, in * out >= kSerial ? threads : 1);
+  threads = B * in * out >= kSerial ? threads : 1;
+  if (B == 1) return linear(x, M, no_bias, y, in, out, threads);
+  if (B <= kFew) {
+    const int64_t wide = (B <= kLanes<T> ? 1 : 2) * kLanes<T>;
+    const std::unique_ptr<T[]> packed(new (std::nothrow) T[(B + wide - 1) / wide * wide * in]);
+    if (packed && B <= kLanes<T>) return linear_few<T, 1>(x, M, y, packed.get(), B, in, out, threads);
+    if (packed) return linear_few<T, 2>(x, M, y, packed.get(), B, in, out, threads);
+  }
   gemm("T", "N", &columns, &rows, &inner, &one, M, &inner, x, &inner, &zero, y, &columns);
 }
 
