@@ -462,6 +462,67 @@ int feed(Gemm<T> gemm, const T* x, const T* gate_up, const T* down, T* y, int64_
   return 1;
 }
 
+// A block at one token (models/blocks.py): x + mixer(norm(x)), then x + feedforward(norm(x)). The mixer is memory, attention, both
+// joined by a gate, or attention after memory with a norm between
+template <typename T>
+struct Block {
+  Gemm<T> gemm;
+  const T *x, *mixer_norm, *between, *gate, *gate_bias, *feed_norm, *gate_up, *down;  // x: B dim
+  T* y;                                                                                // B dim
+  const LayerSizes* layer_sizes;  // these five: none without memory
+  const Mix* mix;
+  const Sizes* sizes;
+  const Layer<T>* layer;  // x and y of the parts are filled in here
+  const Arrays<T>* arrays;
+  const RingSizes* ring_sizes;  // these two: none without attention
+  const Ring<T>* ring;
+};
+
+struct BlockSizes {
+  int64_t B, dim, hidden, gates, additive, threads, poison;
+  double mixer_eps, between_eps, feed_eps;
+};
+
+// as `layer` returns
+template <typename T>
+int block(const BlockSizes& s, const Block<T>& p) {
+  const int64_t size = s.B * s.dim;
+  const std::unique_ptr<T[]> ws(new (std::nothrow) T[4 * size]);
+  if (!ws) return 0;
+  if (s.poison) std::fill_n(ws.get(), 4 * size, std::numeric_limits<T>::quiet_NaN());
+  T *normed = ws.get(), *memory = normed + size, *attention = memory + size, *mixed = attention + size;
+  const auto scale = [&](const T* x, const T* weight, T* y, double eps) {
+    norm(x, weight, y, s.B, s.dim, s.dim, T(1) / s.dim, T(eps));
+  };
+  scale(p.x, p.mixer_norm, normed, s.mixer_eps);
+  if (p.layer) {  // first: where it gives up, nothing is written
+    Layer<T> part = *p.layer;
+    part.x = normed, part.y = memory;
+    const int done = layer(*p.layer_sizes, *p.mix, *p.sizes, part, *p.arrays);
+    if (done != 1) return done;
+  }
+  if (p.ring) {
+    Ring<T> part = *p.ring;
+    part.x = normed, part.y = attention;
+    if (p.between) {
+      for (int64_t i = 0; i < size; i++) mixed[i] = normed[i] + memory[i];
+      scale(mixed, p.between, mixed, s.between_eps);
+      part.x = mixed;
+    }
+    if (!attend(*p.ring_sizes, part)) return 0;
+  }
+  if (p.gate) {
+    join(normed, attention, memory, p.gate, p.gate_bias, mixed, s.B, s.dim, s.gates, s.additive);
+  } else {
+    for (int64_t i = 0; i < size; i++) mixed[i] = (p.layer ? memory[i] : T(0)) + (p.ring ? attention[i] : T(0));
+  }
+  for (int64_t i = 0; i < size; i++) mixed[i] += p.x[i];
+  scale(mixed, p.feed_norm, normed, s.feed_eps);
+  if (!feed(p.gemm, normed, p.gate_up, p.down, p.y, s.B, s.dim, s.hidden, s.threads)) return 0;
+  for (int64_t i = 0; i < size; i++) p.y[i] += mixed[i];
+  return 1;
+}
+
 }  // namespace
 
 #define MNEMOS_TOKEN(T)                                                                                                  \
@@ -476,6 +537,7 @@ int feed(Gemm<T> gemm, const T* x, const T* gate_up, const T* down, T* y, int64_
     return layer(*l, *m, *s, *p, *a);                                                                                    \
   }                                                                                                                      \
   int mnemos_attend_##T(const RingSizes* s, const Ring<T>* p) { return attend(*s, *p); }                                 \
+  int mnemos_block_##T(const BlockSizes* s, const Block<T>* p) { return block(*s, *p); }                                 \
   int mnemos_feed_##T(Gemm<T> gemm, const T* x, const T* gate_up, const T* down, T* y, int64_t B, int64_t dim,           \
                       int64_t hidden, int64_t threads) {                                                                 \
     return feed(gemm, x, gate_up, down, y, B, dim, hidden, threads);                                                     \

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,10 +17,11 @@ from torch.utils import deterministic
 from ..memory.config import NeuralMemoryConfig
 from ..memory.mode import MAPS
 from ..memory.spec import MemorySpec
+from ..memory.structures import Chain
 from .build import Unavailable, gemm, library
 
 Many = ctypes.c_int64 * (2 * MAPS)
-Pointers = ctypes.c_void_p * (2 * MAPS)
+Pointers = ctypes.c_void_p * (5 * 2 * MAPS)
 Matrices = Sequence[Sequence[Tensor]]
 SERIAL = 1 << 20  # numbers of a state or matrix below which a second thread costs more than it saves
 
@@ -41,7 +43,7 @@ class Mix(ctypes.Structure):
 class Arrays(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("query", "keys", "values", "weight", "momentum", "retain")),
-        *((name, Pointers) for name in ("W", "S", "A", "newW", "newS")),
+        ("matrices", Pointers),  # W, S, A, newW, newS, 2 * MAPS each
         ("y", ctypes.c_void_p),
     ]
 
@@ -88,6 +90,71 @@ class Ring(ctypes.Structure):
     ]
 
 
+class BlockSizes(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("B", "dim", "hidden", "gates", "additive", "threads", "poison")),
+        *((name, ctypes.c_double) for name in ("mixer_eps", "between_eps", "feed_eps")),
+    ]
+
+
+class Block(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_void_p)
+        for name in (
+            "gemm",
+            "x",
+            "mixer_norm",
+            "between",
+            "gate",
+            "gate_bias",
+            "feed_norm",
+            "gate_up",
+            "down",
+            "y",
+            "layer_sizes",
+            "mix",
+            "sizes",
+            "layer",
+            "arrays",
+            "ring_sizes",
+            "ring",
+        )
+    ]
+
+
+@dataclass
+class Call:
+    """What a kernel is given for a part of a block, all but x and y. held: what `structs` point to."""
+
+    structs: tuple[ctypes.Structure, ...]
+    held: tuple
+
+
+class LayerCall(Call):
+    """A memory layer at one token."""
+
+    def __call__(self, x: Tensor) -> Tensor | None:
+        """x (B, 1, dim) -> y (B, 1, dim); None where a gate is not finite: nothing is written."""
+        x = x.contiguous()
+        y, pointers = torch.empty_like(x), self.structs[3]
+        pointers.x, pointers.y = x.data_ptr(), y.data_ptr()
+        done = _function("layer", x.dtype)(*map(ctypes.addressof, self.structs))
+        _check_room(done)
+        return y if done == 1 else None
+
+
+class RingCall(Call):
+    """Sliding-window attention at one token."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x (B, 1, dim) -> y (B, 1, dim)."""
+        x = x.contiguous()
+        y, (sizes, pointers) = torch.empty_like(x), self.structs
+        pointers.x, pointers.y = x.data_ptr(), y.data_ptr()
+        _check_room(_function("attend", x.dtype)(ctypes.addressof(sizes), ctypes.addressof(pointers)))
+        return y
+
+
 @functools.cache
 def why_not() -> str | None:
     """Why the kernel cannot be had here, or None where it can. The first call compiles it: some seconds, once per machine."""
@@ -105,10 +172,11 @@ ARGUMENTS = {  # p: pointer, i: int64, d: double
     "range": "ppi",
     "layer": "ppppp",
     "attend": "pp",
+    "block": "pp",
     "feed": "pppppiiii",
     "join": "ppppppiiii",
 }
-GIVES = ("step", "layer", "attend", "feed")  # whether there was memory for their buffers
+GIVES = ("step", "layer", "attend", "block", "feed")  # whether there was memory for their buffers
 
 
 @functools.cache
@@ -122,9 +190,8 @@ def _function(name: str, dtype: torch.dtype):
 
 @functools.lru_cache(maxsize=256)
 def _sizes(spec: MemorySpec, lanes: int, threads: int, poison: bool) -> Sizes:
-    chain = spec.chain
-    assert chain is not None
-    shapes = [spec.shapes[group[0]] for group in chain.groups]
+    groups = _chain(spec).groups
+    shapes = [spec.shapes[group[0]] for group in groups]
     return Sizes(
         len(shapes),
         lanes,
@@ -135,12 +202,17 @@ def _sizes(spec: MemorySpec, lanes: int, threads: int, poison: bool) -> Sizes:
         poison,
         Many(*(a for a, _ in shapes)),
         Many(*(b for _, b in shapes)),
-        Many(*map(len, chain.groups)),
+        Many(*map(len, groups)),
     )
 
 
-def _at(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()
+def _chain(spec: MemorySpec) -> Chain:
+    assert spec.chain is not None
+    return spec.chain
+
+
+def _at(*tensors: Tensor | None) -> list[int | None]:
+    return [None if x is None else x.data_ptr() for x in tensors]
 
 
 def _poison() -> bool:
@@ -152,14 +224,17 @@ def _check_room(done: int) -> None:
         raise MemoryError("there is no memory for the buffers of a kernel")
 
 
-def _arrays(spec: MemorySpec, old: Matrices, new: Matrices, *vectors: Tensor | None) -> tuple[Sizes, Arrays]:
-    chain, W = spec.chain, old[0]
-    assert chain is not None
-    order = [i for group in chain.groups for i in group]
-    mats = [Pointers(*[xs[i].data_ptr() for i in order] if xs else ()) for xs in (*old, *new)]
-    threads = torch.get_num_threads() if sum(w.numel() for w in W) >= SERIAL else 1
-    sizes = _sizes(spec, W[0].shape[0] * W[0].shape[1], threads, _poison())
-    return sizes, Arrays(*map(_at, vectors[:6]), *mats, *map(_at, vectors[6:]))
+def _threads(matrices: Sequence[Tensor]) -> int:
+    return torch.get_num_threads() if sum(w.numel() for w in matrices) >= SERIAL else 1
+
+
+def _arrays(spec: MemorySpec, old: Matrices, new: Matrices, vectors: Sequence[int | None] = (None,) * 7) -> Arrays:
+    pointers = Pointers()
+    for kind, xs in enumerate((*old, *new)):
+        if xs:
+            at, order = kind * 2 * MAPS, [i for group in _chain(spec).groups for i in group]
+            pointers[at : at + len(order)] = [xs[i].data_ptr() for i in order]
+    return Arrays(*vectors[:6], pointers, vectors[6])
 
 
 def chain_step(
@@ -178,7 +253,8 @@ def chain_step(
     """
     given = [None if x is None else x.contiguous() for x in (query, *entries, weight, *gates)]
     y = query.new_empty(query.shape[0], 1, spec.value_dim)
-    sizes, arrays = _arrays(spec, old, new, *given, y)
+    B, H = old[0][0].shape[:2]
+    sizes, arrays = _sizes(spec, B * H, _threads(old[0]), _poison()), _arrays(spec, old, new, _at(*given, y))
     _check_room(_function("step", y.dtype)(ctypes.addressof(sizes), ctypes.addressof(arrays)))
     return y
 
@@ -206,11 +282,6 @@ def norm(x: Tensor, weight: Tensor | None, factor: float, eps: float) -> Tensor:
 QK_NORMS = {"none": 0, "l2": 1, "rms": 2}
 
 
-@functools.lru_cache(maxsize=256)
-def _mix(*sizes) -> Mix:
-    return Mix(*sizes)
-
-
 def ends(x: Tensor) -> tuple[float, float]:
     """The smallest and the largest number of x, NaN where one is among them."""
     x, found = x.contiguous(), (ctypes.c_double * 2)()
@@ -219,36 +290,34 @@ def ends(x: Tensor) -> tuple[float, float]:
 
 
 @functools.lru_cache(maxsize=256)
-def _layer_sizes(*sizes) -> LayerSizes:
-    return LayerSizes(*sizes)
+def _layer_sizes(
+    config: NeuralMemoryConfig, width: int, B: int, threads: int, poison: bool
+) -> tuple[LayerSizes, Mix, Sizes]:
+    spec, H = config.spec, config.head_count
+    retain = bool(config.retain) and config.retain != "fixed"
+    bound = config.value_bound or 0.0
+    return (
+        LayerSizes(config.dim, config.momentum, retain, spec.residual, config.lr_ceiling),
+        Mix(B, H, spec.key_dim, spec.value_dim, width, QK_NORMS[config.qk_norm], config.eps, bound),
+        _sizes(spec, B * H, threads, poison),
+    )
 
 
 def layer(
-    x: Tensor,
-    tail: Tensor | None,
-    parameters: Sequence[Tensor | None],
-    config: NeuralMemoryConfig,
-    old: Matrices,
-    new: Matrices,
-) -> tuple[Tensor, Tensor | None] | None:
-    """A memory layer at one token, x (B, 1, dim) -> y (B, 1, dim), new tail; None where a gate is not finite: nothing is written.
+    tail: Tensor | None, parameters: Sequence[Tensor | None], config: NeuralMemoryConfig, old: Matrices, new: Matrices
+) -> tuple[LayerCall, Tensor | None]:
+    """A memory layer at one token, to be called or given to `block`, and where the new tail will be.
 
     parameters: qkv, convolution, gates and their bias, fixed retain, norm, output gate, out; all contiguous. old, new: as in `chain_step`.
     """
-    spec, B = config.spec, x.shape[0]
-    x, tail = x.contiguous(), None if tail is None else tail.contiguous()
-    y, new_tail = torch.empty_like(x), None if tail is None else torch.empty_like(tail)
-    conv = parameters[1]
+    W, conv = old[0], parameters[1]
     width = 0 if conv is None else conv.shape[0]
-    qk_norm, bound = QK_NORMS[config.qk_norm], config.value_bound or 0.0
-    mixing = _mix(B, config.head_count, spec.key_dim, spec.value_dim, width, qk_norm, config.eps, bound)
-    token_retain = bool(config.retain) and config.retain != "fixed"
-    given = _layer_sizes(config.dim, config.momentum, token_retain, spec.residual, config.lr_ceiling)
-    sizes, arrays = _arrays(spec, old, new, *[None] * 7)  # the kernel makes the vectors itself
-    pointers = Layer(gemm(x.dtype), *map(_at, (x, tail, *parameters, y, new_tail)))
-    done = _function("layer", x.dtype)(*map(ctypes.addressof, (given, mixing, sizes, pointers, arrays)))
-    _check_room(done)
-    return (y, new_tail) if done == 1 else None
+    tail = None if tail is None else tail.contiguous()
+    new_tail = None if tail is None else torch.empty_like(tail)
+    sizes = _layer_sizes(config, width, W[0].shape[0], _threads(W), _poison())
+    arrays = _arrays(config.spec, old, new)  # the kernel makes the vectors itself
+    pointers = Layer(gemm(W[0].dtype), None, *_at(tail, *parameters, None, new_tail))
+    return LayerCall((*sizes, pointers, arrays), (tail, parameters, old, new)), new_tail
 
 
 @functools.lru_cache(maxsize=256)
@@ -257,7 +326,6 @@ def _ring_sizes(*sizes) -> RingSizes:
 
 
 def attend(
-    x: Tensor,
     parameters: Sequence[Tensor | None],
     cache: tuple[Tensor, Tensor, Tensor],
     heads: int,
@@ -265,23 +333,58 @@ def attend(
     persistent: int,
     theta: float,
     eps: float,
-) -> Tensor:
-    """Sliding-window attention at one token, x (B, 1, dim) -> y (B, 1, dim). cache: position (B,), and keys and values
+) -> RingCall:
+    """Sliding-window attention at one token, to be called or given to `block`. cache: position (B,), and keys and values
     (B, P + window, G, D), which are written into. parameters: qkv, norms of queries and keys, out; all contiguous."""
+    position, key, value = cache
+    out = parameters[3]
+    assert out is not None
+    B, _, G, D = key.shape
+    sizes = _ring_sizes(
+        B, out.shape[0], heads, G, D, window, persistent, torch.get_num_threads(), _poison(), theta, eps
+    )
+    pointers = Ring(gemm(key.dtype), None, *_at(*parameters, position, key, value, None))
+    return RingCall((sizes, pointers), (parameters, cache))
+
+
+@functools.lru_cache(maxsize=256)
+def _block_sizes(*sizes) -> BlockSizes:
+    return BlockSizes(*sizes)
+
+
+def block(
+    x: Tensor,
+    norms: Sequence[Tensor | None],
+    eps: tuple[float, float, float],
+    gate: tuple[Tensor, Tensor] | None,
+    additive: bool,
+    feed: tuple[Tensor, Tensor],
+    memory: LayerCall | None = None,
+    attention: RingCall | None = None,
+) -> Tensor | None:
+    """A residual block at one token, x (B, 1, dim) -> y (B, 1, dim); None where a gate of its memory is not finite: nothing is written.
+
+    norms: before the mixer, between memory and attention (which then follow each other), before the feed-forward part; with their eps.
+    gate: weight and bias of what joins attention and memory. feed: gate_up and down. All contiguous.
+    """
     x = x.contiguous()
-    y, (position, key, value) = torch.empty_like(x), cache
-    B, G, D, dim = x.shape[0], key.shape[2], key.shape[3], x.shape[2]
-    sizes = _ring_sizes(B, dim, heads, G, D, window, persistent, torch.get_num_threads(), _poison(), theta, eps)
-    pointers = Ring(gemm(x.dtype), *map(_at, (x, *parameters, position, key, value, y)))
-    _check_room(_function("attend", x.dtype)(ctypes.addressof(sizes), ctypes.addressof(pointers)))
-    return y
+    y, (B, _, dim), hidden = torch.empty_like(x), x.shape, feed[1].shape[1]
+    weight, bias = gate or (None, None)
+    gates = 0 if weight is None else weight.shape[0]
+    sizes = _block_sizes(B, dim, hidden, gates, additive, torch.get_num_threads(), _poison(), *eps)
+    parts = [None] * 5 if memory is None else map(ctypes.addressof, memory.structs)
+    rings = [None] * 2 if attention is None else map(ctypes.addressof, attention.structs)
+    pointers = Block(gemm(x.dtype), *_at(x, *norms[:2], weight, bias, norms[2], *feed, y), *parts, *rings)
+    done = _function("block", x.dtype)(ctypes.addressof(sizes), ctypes.addressof(pointers))
+    _check_room(done)
+    return y if done == 1 else None
 
 
 def feed(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     """SwiGLU of few rows, x (..., dim) -> (..., dim), by the contiguous weights gate_up (2 hidden, dim) and down (dim, hidden)."""
     x = x.contiguous()
     y, (dim, hidden) = torch.empty_like(x), down.shape
-    pointers = gemm(x.dtype), *map(_at, (x, gate_up, down, y))
+    pointers = gemm(x.dtype), *_at(x, gate_up, down, y)
     _check_room(_function("feed", x.dtype)(*pointers, x.numel() // dim, dim, hidden, torch.get_num_threads()))
     return y
 
@@ -290,6 +393,6 @@ def join(x: Tensor, y: Tensor, m: Tensor, weight: Tensor, bias: Tensor, additive
     """g y + (1 - g) m, or y + g m: g = sigmoid of a linear map of x, each of its outputs for as many channels; y, m (..., dim)."""
     x, y, m = x.contiguous(), y.contiguous(), m.contiguous()
     z, (gates, dim) = torch.empty_like(y), weight.shape
-    pointers = map(_at, (x, y, m, weight, bias, z))
+    pointers = _at(x, y, m, weight, bias, z)
     _function("join", x.dtype)(*pointers, x.numel() // dim, dim, gates, additive)
     return z

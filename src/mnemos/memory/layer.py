@@ -6,6 +6,8 @@ Shapes: B batch, T time, H heads, K key dim, V value dim, N documents of a packe
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -146,28 +148,52 @@ class NeuralMemory(nn.Module):
 
     def _token(self, x: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState] | None:
         """`forward` of one token, as one call of a kernel; None where there is none for this layer or call."""
+        begin = self.begin_token(x, state)
+        if begin is None:
+            return None
+        call, after = begin()
+        y = call(x)
+        return None if y is None else (y, after())
+
+    def begin_token(self, x: Tensor, state: MemoryState) -> Callable[[], tuple[Any, Callable[[], MemoryState]]] | None:
+        """Whether a kernel can do one token x (B, 1, dim) for this layer: None, or what to call for that. Nothing is changed until
+        then; it gives what to hand to the kernel, and a function that makes the new state once the kernel is done."""
         config, spec = self.config, self.spec
         if spec.window > 1 or config.gate_parts or spec.features != "identity":
             return None
         if torch.is_grad_enabled() or not step_by_kernel(config.backend, x, spec):
             return None
-        linears = self.qkv, self.gating.linear, self.output_gate, self.out
-        if not plain(self.qkv, self.conv, self.gating, self.norm, self.output_gate, self.out):
+        x, state = self._check(x, state, None, None)
+        qkv, conv, gating, norm, output_gate, out = modules = (
+            self.qkv,
+            self.conv,
+            self.gating,
+            self.norm,
+            self.output_gate,
+            self.out,
+        )
+        if not plain(*modules):
             return None
-        qkv, gates, output_gate, out = (None if f is None else f.weight for f in linears)
-        conv, bias = None if self.conv is None else self.conv.weight, self.gating.linear.bias
-        parameters = qkv, conv, gates, bias, self.gating.retain, self.norm.weight, output_gate, out
-        kernels = token_kernels(x, state.window_key, state.conv, *parameters)
-        if kernels is None or not all(p is None or p.is_contiguous() for p in parameters):
+        mixing, opening = (None if module is None else module.weight for module in (conv, output_gate))
+        gates = gating.linear
+        parameters = qkv.weight, mixing, gates.weight, gates.bias, gating.retain, norm.weight, opening, out.weight
+        kernels = token_kernels(x, state.window_key, state.conv, parameters=parameters)
+        if kernels is None:
             return None
-        old, new = matrices(state, x.dtype, state.inplace)
-        done = kernels.layer(x, state.conv, parameters, config, old, new)
-        if done is None:
-            return None
-        window = state.window_key, state.window_value, state.window_gate
-        final = after_token(state, *new, old[2], window, state.inplace)
-        final.conv = done[1]
-        return done[0], final
+
+        def begin():
+            old, new = matrices(state, x.dtype, state.inplace)
+            call, tail = kernels.layer(state.conv, parameters, config, old, new)
+
+            def after() -> MemoryState:
+                window = state.window_key, state.window_value, state.window_gate
+                final = after_token(state, *new, old[2], window, state.inplace)
+                final.conv = tail
+                return final
+
+            return call, after
+
+        return begin
 
     def read(self, x: Tensor, state: MemoryState) -> Tensor:
         """Look up with x (B, T, dim), as if it came next, without writing it: -> (B, T, dim). The state stays as it is.
@@ -256,7 +282,7 @@ class NeuralMemory(nn.Module):
             raise ValueError(
                 f"state is a {type(state).__name__}, but must be a MemoryState, as an earlier call returned it"
             )
-        elif state.spec != self.spec:
+        elif state.spec is not self.spec and state.spec != self.spec:
             raise ValueError(
                 "state belongs to a memory with another spec; begin with state=None or mem.initial_state(batch)"
             )

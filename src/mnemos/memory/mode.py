@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.modules import module as module_calls
 
 from .spec import MemorySpec
 
@@ -25,16 +27,21 @@ class Mode(NamedTuple):
     native: bool = False
 
 
-def token_kernels(x: Tensor, *others: Tensor | None):
+def token_kernels(*tensors: Tensor | None, parameters: Sequence[Tensor | None] = ()):
     """kernels/token.py where it can work on these tensors, else None: numbers of one type in the CPU's memory, no gradients, no
-    autocast, and nobody who records or transforms operations."""
+    autocast, and nobody who records or transforms operations. Parameters must be contiguous too."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return None
     if torch._C._are_functorch_transforms_active() or torch.is_autocast_enabled("cpu"):
         return None
-    dtype = x.dtype
-    for y in (x, *others):
-        if y is not None and not (type(y) in PLAIN and y.is_cpu and y.dtype == dtype):
+    dtype = None
+    for x in (*tensors, *parameters):
+        if x is not None:
+            dtype = dtype or x.dtype
+            if type(x) not in PLAIN or not x.is_cpu or x.dtype != dtype:
+                return None
+    for x in parameters:
+        if x is not None and not x.is_contiguous():
             return None
     if dtype not in (torch.float32, torch.float64):
         return None
@@ -43,11 +50,15 @@ def token_kernels(x: Tensor, *others: Tensor | None):
 
 def plain(*modules: torch.nn.Module | None) -> bool:
     """Whether a kernel may read the parameters of these modules instead of calling them: they are this package's own, not put in
-    their place by somebody else (adapters, quantised maps), and nobody listens to their calls."""
+    their place by somebody else (adapters, quantised maps, parametrisations), and nobody listens to their calls or has replaced them."""
+    if module_calls._global_forward_hooks or module_calls._global_forward_pre_hooks:
+        return False
     for module in modules:
-        if module is not None and not type(module).__module__.startswith("mnemos."):
+        if module is None:
+            continue
+        if not type(module).__module__.startswith("mnemos.") or "forward" in module.__dict__:
             return False
-        if module is not None and (module._forward_hooks or module._forward_pre_hooks):
+        if module._forward_hooks or module._forward_pre_hooks:
             return False
     return True
 
@@ -62,7 +73,7 @@ def _token():
 
 def _native_can(k: Tensor, spec: MemorySpec) -> bool:
     """Whether the kernels know this memory, and these keys are numbers in the CPU's memory."""
-    plain = k.device.type == "cpu" and type(k) in PLAIN and not torch.compiler.is_compiling()
+    plain = k.is_cpu and type(k) in PLAIN and not torch.compiler.is_compiling()
     if not plain or spec.rule != "gd" or spec.anchor != "chunk" or spec.grows:
         return False
     return spec.chain is not None and len(spec.chain.groups) <= MAPS

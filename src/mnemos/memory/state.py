@@ -206,7 +206,7 @@ def common_phase(position: Tensor, spec: MemorySpec) -> int | None:
     """The phase of rows at these positions, or None where they do not agree. Looks at the numbers: not under torch.compile."""
     if spec.chunk_size == 1 or torch.compiler.is_compiling():
         return 0 if spec.chunk_size == 1 else None
-    phases = set((position % spec.chunk_size).tolist())
+    phases = {t % spec.chunk_size for t in position.tolist()}
     return phases.pop() if len(phases) == 1 else None
 
 

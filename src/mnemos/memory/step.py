@@ -92,7 +92,11 @@ def _step(
 def matrices(state: MemoryState, dtype: torch.dtype, inplace: bool) -> tuple[tuple, tuple]:
     """Weights, momentum and anchor for a kernel to read, and weights and momentum for it to write: the same where `inplace`,
     which are the state's own or, the first time, copies of them."""
-    W, S, A = ([x.to(dtype).contiguous() for x in xs] for xs in (state.weights, state.momentum, state.anchor))
+
+    def ready(x: Tensor) -> Tensor:
+        return x if x.dtype == dtype and x.is_contiguous() else x.to(dtype).contiguous()
+
+    W, S, A = ([ready(x) for x in xs] for xs in (state.weights, state.momentum, state.anchor))
     if not inplace:
         state.own = False
         return (W, S, A), ([torch.empty_like(w) for w in W], [torch.empty_like(s) for s in S])
@@ -211,13 +215,13 @@ def _next_anchor(
         return list(W)
     if phase is not None:
         return A
-    ended = position % spec.chunk_size == 0
     if inplace:
-        for row in ended.nonzero().flatten().tolist():
-            for w, a in zip(W, A):
-                a[row] = w[row]
+        for row, t in enumerate(position.tolist()):
+            if t % spec.chunk_size == 0:
+                for w, a in zip(W, A):
+                    a[row] = w[row]
         return A
-    ended = ended.reshape(-1, 1, 1, 1)
+    ended = (position % spec.chunk_size == 0).reshape(-1, 1, 1, 1)
     return [torch.where(ended, w, a) for w, a in zip(W, A)]
 
 

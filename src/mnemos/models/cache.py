@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -82,9 +81,9 @@ class MnemosCache:
         def mark(state):
             if not hasattr(state, "inplace") or state.inplace == inplace:
                 return state
-            state = copy.copy(state)
-            state.inplace = inplace
-            return state
+            marked = object.__new__(type(state))
+            marked.__dict__ = state.__dict__ | {"inplace": inplace}
+            return marked
 
         return self._map(mark)
 

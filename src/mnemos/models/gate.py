@@ -44,10 +44,12 @@ class Gate(nn.Module):
             return F.silu(self.norms[0](y) * self.norms[1](m))
         if self.linear is None:
             return y * m.sigmoid()
-        weight, bias, additive = self.linear.weight, self.linear.bias, self.mode == "additive"
-        kernels = token_kernels(x, y, m, weight, bias) if x.numel() <= FEW and plain(self.linear) else None
-        if kernels is not None and weight.is_contiguous():
-            return kernels.join(x, y, m, weight, bias, additive)
+        additive = self.mode == "additive"
+        if x.numel() <= FEW and plain(self.linear):
+            parameters = self.linear.weight, self.linear.bias
+            kernels = token_kernels(x, y, m, parameters=parameters)
+            if kernels is not None:
+                return kernels.join(x, y, m, *parameters, additive)
         g = self.linear(x).sigmoid().repeat_interleave(x.shape[-1] // self.heads, dim=-1)  # B T D
         return y + g * m if additive else g * y + (1 - g) * m
 

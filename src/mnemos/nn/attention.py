@@ -6,9 +6,9 @@ Shapes: B batch, T time, H query heads, G key-value heads, D head dim, P persist
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -122,7 +122,7 @@ class Attention(Heads):
             x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
         T, W = x.shape[1], self.window
         if T == 1 and W is not None and mask is None and use_cache:
-            done = self._token(x, cache, W)
+            done = self._token(x, cache)
             if done is not None:
                 return done
         positions = cache.position.unsqueeze(1)  # B 1
@@ -171,19 +171,39 @@ class Attention(Heads):
         )
         return y, AttentionCache(count, key, value, W, P)
 
-    def _token(self, x: Tensor, cache: AttentionCache, W: int) -> tuple[Tensor, AttentionCache] | None:
+    def _token(self, x: Tensor, cache: AttentionCache) -> tuple[Tensor, AttentionCache] | None:
         """`_decode` with all around it as one call of a kernel; None where there is none."""
-        if not plain(self.qkv, self.q_norm, self.k_norm, self.out):
+        begin = self.begin_token(x, cache)
+        if begin is None:
             return None
-        norms = [None if norm is None else norm.weight for norm in (self.q_norm, self.k_norm)]
-        parameters = self.qkv.weight, *norms, self.out.weight
-        kernels = token_kernels(x, cache.key, cache.value, *parameters)
-        if kernels is None or not all(p is None or p.is_contiguous() for p in (cache.position, *parameters)):
+        call, after = begin()
+        return call(x), after()
+
+    def begin_token(
+        self, x: Tensor, cache: AttentionCache
+    ) -> Callable[[], tuple[Any, Callable[[], AttentionCache]]] | None:
+        """As `NeuralMemory.begin_token`."""
+        self.check(x, None, cache, AttentionCache)
+        self._check_cache(cache, 0)
+        qkv, q_norm, k_norm, out = modules = self.qkv, self.q_norm, self.k_norm, self.out
+        W, P = self.window, cache.persistent
+        if W is None or not plain(*modules):
             return None
-        key, value = (old.contiguous() if cache.inplace else old.clone() for old in (cache.key, cache.value))
-        old = cache.position, key, value
-        y = kernels.attend(x, parameters, old, self.heads, W, cache.persistent, self.rope_theta, self.eps)
-        return y, dataclasses.replace(cache, key=key, value=value, position=cache.position + 1)
+        norms = (None if norm is None else norm.weight for norm in (q_norm, k_norm))
+        parameters = qkv.weight, *norms, out.weight
+        kernels = token_kernels(x, cache.key, cache.value, parameters=parameters)
+        if kernels is None or not cache.position.is_contiguous():
+            return None
+
+        def begin():
+            key, value = cache.key.contiguous(), cache.value.contiguous()
+            if not cache.inplace:
+                key, value = key.clone(), value.clone()
+            old = cache.position, key, value
+            call = kernels.attend(parameters, old, self.heads, W, P, self.rope_theta, self.eps)
+            return call, lambda: AttentionCache(cache.position + 1, key, value, W, P, cache.inplace, cache.spare)
+
+        return begin
 
     def _decode(self, q: Tensor, k: Tensor, v: Tensor, cache: AttentionCache, W: int, mask: Tensor | None):
         """One token per row, into its slot of the ring; the order of the slots is nothing to softmax."""

@@ -31,8 +31,9 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.numel() <= FEW and plain(self.gate_up, self.down):
-            kernels = token_kernels(x, self.gate_up.weight, self.down.weight)
-            if kernels is not None and self.gate_up.weight.is_contiguous() and self.down.weight.is_contiguous():
-                return kernels.feed(x, self.gate_up.weight, self.down.weight)
+            maps = self.gate_up.weight, self.down.weight
+            kernels = token_kernels(x, parameters=maps)
+            if kernels is not None:
+                return kernels.feed(x, *maps)
         gate, up = self.gate_up(x).chunk(2, dim=-1)
         return self.down(F.silu(gate) * up)
