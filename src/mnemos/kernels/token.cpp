@@ -281,11 +281,15 @@ void mix(const T* x, const T* tail, const T* weight, T* y, T* new_tail, const Mi
     for (int64_t p = 0, at = 0; p < 3; at += parts[p++]) {
       const int64_t n = p < 2 ? s.K : s.V;
       T* to = block + b * parts[p];
-      for (int64_t i = 0; i < parts[p]; i++) {
-        T z = s.width ? weight[past * C + at + i] * x[at + i] : x[at + i];
-        for (int64_t j = 0; j < past; j++) z += weight[j * C + at + i] * tail[j * C + at + i];
-        to[i] = z * sigmoid(z);
+      const T* last = s.width ? weight + past * C + at : nullptr;
+      for (int64_t i = 0; i < parts[p]; i++) to[i] = last ? last[i] * x[at + i] : x[at + i];
+      for (int64_t j = 0; j < past; j++) {
+        const T *w = weight + j * C + at, *old = tail + j * C + at;
+#pragma omp simd
+        for (int64_t i = 0; i < parts[p]; i++) to[i] += w[i] * old[i];
       }
+#pragma omp simd
+      for (int64_t i = 0; i < parts[p]; i++) to[i] *= sigmoid(to[i]);
       const T *no_weight = nullptr, factor = p == 2 ? 1 / (s.bound * s.bound) : s.qk_norm == 2 ? T(1) / n : T(1);
       if (p < 2 ? s.qk_norm != 0 : s.bound != 0)
         norm(to, no_weight, to, s.H, n, n, factor, p < 2 ? T(s.eps) : T(1));
@@ -403,45 +407,64 @@ void turn(T* x, int64_t heads, int64_t D, const T* cosine, const T* sine) {
     }
 }
 
+// One row: q holds its queries, keys and values (H, G and G heads), y (H D) becomes what they read; rest: D + H slots of workspace
+template <typename T>
+void attend_row(const RingSizes& s, const Ring<T>& p, int64_t b, T* q, T* y, T* rest) {
+  const int64_t D = s.D, H = s.H, position = p.position[b], slots = s.persistent + s.window, wide = s.G * D;
+  const int64_t seen = s.persistent + std::min(position + 1, s.window), slot = (s.persistent + position % s.window) * wide;
+  const int64_t shared = H / s.G;
+  const T scale = T(1) / std::sqrt(T(D));
+  T *k = q + H * D, *v = k + wide, *key = p.key + b * slots * wide, *value = p.value + b * slots * wide;
+  T *cosine = rest, *sine = cosine + D / 2, *scores = sine + D / 2;
+  for (int64_t i = 0; i < D / 2; i++) {
+    const double angle = position * std::exp(2 * i * (-std::log(s.theta) / D));
+    cosine[i] = std::cos(angle), sine[i] = std::sin(angle);
+  }
+  if (p.q_norm) norm(q, p.q_norm, q, H, D, D, T(1) / D, T(s.eps)), norm(k, p.k_norm, k, s.G, D, D, T(1) / D, T(s.eps));
+  turn(q, H + s.G, D, cosine, sine);
+  std::copy_n(k, wide, key + slot), std::copy_n(v, wide, value + slot);
+  for (int64_t i = 0; i < seen; i++)  // slot by slot: keys, and then values, are read as one stream
+    for (int64_t h = 0; h < H; h++) scores[h * slots + i] = dot(q + h * D, key + i * wide + h / shared * D, D) * scale;
+  for (int64_t h = 0; h < H; h++) {
+    T *score = scores + h * slots, highest = -std::numeric_limits<T>::infinity(), sum = 0;
+    for (int64_t i = 0; i < seen; i++) highest = std::max(highest, score[i]);
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < seen; i++) sum += score[i] = exp_negative(score[i] - highest);
+    for (int64_t i = 0; i < seen; i++) score[i] /= sum;
+  }
+  std::fill_n(y, H * D, T(0));
+  for (int64_t i = 0; i < seen; i++)
+    for (int64_t h = 0; h < H; h++) {
+      const T *from = value + i * wide + h / shared * D, share = scores[h * slots + i];
+#pragma omp simd
+      for (int64_t j = 0; j < D; j++) y[h * D + j] += share * from[j];
+    }
+}
+
 template <typename T>
 int attend(const RingSizes& s, const Ring<T>& p) {
-  const int64_t D = s.D, C = (s.H + 2 * s.G) * D, slots = s.persistent + s.window, room = s.B * (C + s.H * D + D + slots);
-  const std::unique_ptr<T[]> ws(new (std::nothrow) T[room]);
+  const int64_t C = (s.H + 2 * s.G) * s.D, read = s.H * s.D, each = s.D + s.H * (s.persistent + s.window);
+  const std::unique_ptr<T[]> ws(new (std::nothrow) T[s.B * (C + read)]);
   if (!ws) return 0;
-  if (s.poison) std::fill_n(ws.get(), room, std::numeric_limits<T>::quiet_NaN());
-  T *qkv = ws.get(), *read = qkv + s.B * C, *rest = read + s.B * s.H * D;
+  if (s.poison) std::fill_n(ws.get(), s.B * (C + read), std::numeric_limits<T>::quiet_NaN());
+  T *qkv = ws.get(), *y = qkv + s.B * C;
   linear(p.gemm, p.x, p.qkv, qkv, s.B, s.dim, C, s.threads);
-#pragma omp parallel for schedule(dynamic) num_threads(s.threads) if (s.threads > 1 && s.B > 1)
-  for (int64_t b = 0; b < s.B; b++) {
-    T *q = qkv + b * C, *k = q + s.H * D, *v = k + s.G * D;
-    T *cosine = rest + b * (D + slots), *sine = cosine + D / 2, *score = sine + D / 2;
-    for (int64_t i = 0; i < D / 2; i++) {
-      const double angle = p.position[b] * std::exp(2 * i * (-std::log(s.theta) / D));
-      cosine[i] = std::cos(angle), sine[i] = std::sin(angle);
+  bool enough = true;
+#pragma omp parallel num_threads(s.threads) if (s.threads > 1 && s.B > 1)
+  {
+    const std::unique_ptr<T[]> rest(new (std::nothrow) T[each]);
+    if (!rest) {
+#pragma omp atomic write
+      enough = false;
+    } else if (s.poison) {
+      std::fill_n(rest.get(), each, std::numeric_limits<T>::quiet_NaN());
     }
-    if (p.q_norm) norm(q, p.q_norm, q, s.H, D, D, T(1) / D, T(s.eps)), norm(k, p.k_norm, k, s.G, D, D, T(1) / D, T(s.eps));
-    turn(q, s.H + s.G, D, cosine, sine);
-    const int64_t wide = s.G * D, at = b * slots * wide, seen = s.persistent + std::min(p.position[b] + 1, s.window);
-    T *key = p.key + at, *value = p.value + at;
-    const int64_t slot = (s.persistent + p.position[b] % s.window) * wide;
-    std::copy_n(k, wide, key + slot), std::copy_n(v, wide, value + slot);
-    for (int64_t h = 0; h < s.H; h++) {
-      const int64_t group = h / (s.H / s.G) * D;
-      T *to = read + (b * s.H + h) * D, highest = -std::numeric_limits<T>::infinity(), sum = 0;
-      for (int64_t i = 0; i < seen; i++) {
-        score[i] = dot(q + h * D, key + i * wide + group, D) / std::sqrt(T(D));
-        highest = std::max(highest, score[i]);
-      }
-      for (int64_t i = 0; i < seen; i++) sum += score[i] = exp_negative(score[i] - highest);
-      std::fill_n(to, D, T(0));
-      for (int64_t i = 0; i < seen; i++) {
-        const T *from = value + i * wide + group, share = score[i] / sum;
-#pragma omp simd
-        for (int64_t j = 0; j < D; j++) to[j] += share * from[j];
-      }
-    }
+#pragma omp for schedule(dynamic)
+    for (int64_t b = 0; b < s.B; b++)
+      if (rest) attend_row(s, p, b, qkv + b * C, y + b * read, rest.get());
   }
-  linear(p.gemm, read, p.out, p.y, s.B, s.H * D, s.dim, s.threads);
+  if (!enough) return 0;
+  linear(p.gemm, y, p.out, p.y, s.B, read, s.dim, s.threads);
   return 1;
 }
 
