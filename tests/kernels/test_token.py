@@ -265,6 +265,7 @@ def test_any_number_of_threads_gives_the_same_bits(monkeypatch):
     monkeypatch.setattr(token, "SERIAL", 1)
     layer, attention = make_layer(), Attention(dim=24, heads=2, window=4).double()
     x, found, before = torch.randn(3, 6, 24, dtype=torch.float64), [], torch.get_num_threads()
+    feed, rows = SwiGLU(256), torch.randn(16, 1, 256)  # large enough for the maps to use them
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
@@ -273,7 +274,7 @@ def test_any_number_of_threads_gives_the_same_bits(monkeypatch):
             for t in range(1, 6):
                 y, state = layer(x[:, t : t + 1], state)
                 z, cache = attention(x[:, t : t + 1], cache)
-            found.append([y, z, *tensors(state), cache.key])
+            found.append([y, z, *tensors(state), cache.key, feed(rows)])
     finally:
         torch.set_num_threads(before)
     for other in found[1:]:
