@@ -27,7 +27,24 @@ from .state import MemoryState
 from .step import after_token, matrices, step
 from .trace import Trace, traced_scan
 
+STRETCH = 1.2  # of the largest singular value that maps of a start are drawn with, as long as they may be
 START_SCALE = 0.1  # of the largest write, for each step of the outer optimiser in what the memory starts from
+
+
+def bounded(w: Tensor, limit: float) -> Tensor:
+    """w (H, D, E), each matrix shortened to a spectral norm of at most `limit`. That norm is taken for as much as the 16-norm of the
+    singular values, which is never less and at most D^(1/16) times it, and needs nothing but products.
+
+    >>> round(torch.linalg.matrix_norm(bounded(torch.randn(1, 8, 32), 2.0), 2).item(), 2) <= 2
+    True
+    """
+    gram = w @ w.mT if w.shape[1] <= w.shape[2] else w.mT @ w
+    squared = gram.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True).unsqueeze(-1).clamp(min=1e-12)
+    power = gram / squared
+    for _ in range(3):
+        power = power @ power
+    norm = squared.sqrt() * power.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=1e-30)[:, None, None] ** (1 / 16)
+    return w * (limit / norm).clamp(max=1.0)
 
 
 class NeuralMemory(nn.Module):
@@ -77,24 +94,20 @@ class NeuralMemory(nn.Module):
         """Draw W0: hidden activations of a unit key have about unit norm; the last map is next to 0,
         so that what was written drowns out what was drawn, however small the learning rate. It stays so while W0 is learned, for the
         memory starts from `start_scale` times the last map: an optimiser such as Adam moves every number of W0 by its own rate at each
-        step, which unscaled makes a constant function of the last map that hides all that is written. With features "exp" it is the
-        first map that is 0: the others pass errors on to it at their size."""
-        if self.W0 is None:
-            return
-        chain = self.spec.network.chain
-        gated = (
-            {i for group, joint in zip(chain.groups, chain.joints) if joint == "geglu" for i in group}
-            if chain
-            else set()
-        )
-        for i, (w, (d_in, d_out)) in enumerate(zip(self.W0, self.spec.shapes)):
-            if self.spec.grows:
-                std = (4 / d_in) ** 0.5
-            elif i == len(self.spec.shapes) - 1:
-                std = 0.01 * d_in**-0.5
-            else:
-                std = (4 / d_out) ** (0.25 if i in gated else 0.5)
+        step, which unscaled makes a constant function of the last map that hides all that is written. The other maps may grow no
+        longer than they are drawn (`bounded`), for the memory's own steps grow with them. With features "exp" it is the first map
+        that is 0: the others pass errors on to it at their size."""
+        for w, std in zip(self.W0 or (), self._start_stds()):
             nn.init.normal_(w, std=std)
+
+    def _start_stds(self) -> list[float]:
+        chain, shapes = self.spec.network.chain, self.spec.shapes
+        if self.spec.grows:
+            return [(4 / d_in) ** 0.5 for d_in, _ in shapes]
+        joints = zip(chain.groups, chain.joints) if chain else ()
+        gated = {i for group, joint in joints if joint == "geglu" for i in group}
+        hidden = [(4 / d_out) ** (0.25 if i in gated else 0.5) for i, (_, d_out) in enumerate(shapes[:-1])]
+        return [*hidden, 0.01 * shapes[-1][0] ** -0.5]
 
     def initial_state(self, batch: int) -> MemoryState:
         """The state before the first token of `batch` rows (or, with cu_seqlens, documents)."""
@@ -103,7 +116,9 @@ class NeuralMemory(nn.Module):
         elif self.spec.grows:
             start = list(self.W0)
         else:
-            start = [*self.W0[:-1], self.start_scale * self.W0[-1]]
+            stds = self._start_stds()
+            start = [bounded(w, STRETCH * std * sum(d**0.5 for d in w.shape[1:])) for w, std in zip(self.W0[:-1], stds)]
+            start.append(self.start_scale * self.W0[-1])
         like = self.qkv.weight
         if start:
             state = self.spec.initial_state(start, batch)
