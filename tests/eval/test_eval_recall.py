@@ -90,6 +90,13 @@ def test_accuracy_exact_and_classwise_are_what_they_say():
     assert found["classwise"] == pytest.approx(0.5) and found["asked"] == 6 and found["examples"] == 3
 
 
+def test_classwise_counts_a_label_that_was_said_and_never_asked_as_torchmetrics_macro_average_does():
+    says = torch.tensor([[3, 3, 7]])
+    found = accuracy(lambda ids: F.one_hot(says, 8).float(), Examples(np.zeros((1, 3), int), np.array([[3, 3, 4]])))
+    assert found["classwise"] == pytest.approx(1 / 3)  # 3: all right, 4: none, 7: none
+    assert found["accuracy"] == pytest.approx(2 / 3)
+
+
 def test_compression_is_decoded_from_the_last_token_alone_and_can_be_learnt():
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "memory_heads": 2}

@@ -19,6 +19,7 @@ from .recall import Progress, _device, _vocabulary, accuracy, logits_of
 class Decoder(nn.Module):
     """A model whose state after its last token, plus a position, a small MLP turns into the token that stood there: ids (B, T) ->
     logits (B, T, V). MAD's compression task trains and scores this; both MLP layers keep the width D, as MAD has it.
+    (There the norms are LayerNorm in its benchmark, and the state is not normalised before the position is added; an odd D ends in 0.)
 
     >>> from mnemos.models import MnemosForCausalLM, presets
     >>> decoder = Decoder(MnemosForCausalLM(presets.config("titans-lmm", vocab_size=16)))

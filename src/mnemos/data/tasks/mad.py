@@ -9,6 +9,16 @@ memorization             a map from keys to values that is the same in every exa
 
 Labels stand where their logits are, as in `Examples`. `training=True` asks the three recall tasks for every next token.
 
+Layout, ids, sizes and draws are those of the published code (athms/mad-lab, `mad/data/instances.py`, at the settings of its `configs/tasks`),
+not its random numbers. What differs:
+
+* its `multi_query` is always on, as in all its settings: no copy token, every key that comes back is asked, not the last alone;
+* noise is for recall only; its settings have it nowhere else;
+* a row of recall holds a pair that is no noise in any case, and a motif that is asked was shown in any case. There, the pair to be
+  kept can be one behind those drawn (an error where all of them are noise), and a short motif can be due only after the last place;
+* blanks of selective copying are drawn from the seed (there, from numpy's global generator);
+* odd lengths are refused by recall and memorization, as there by recall.
+
 Shapes: N examples, T length.
 """
 
