@@ -7,6 +7,7 @@ STAMP := $(VENV)/.installed
 .PHONY: demo docs test test-all lint bench clean
 
 $(STAMP): pyproject.toml constraints.txt
+	@echo "Installing PyTorch and the rest into $(VENV): some minutes, once."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch

@@ -156,6 +156,19 @@ def test_results_are_drawn(run, tmp_path):
     assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and picture.stat().st_size > 20_000
 
 
+def test_without_a_text_the_usual_suites_are_those_that_need_none(run, tmp_path, capsys):
+    few = ["--lengths", "400", "--samples", "1", "--depths", "0.5", "--pairs", "2", "--stories", "qa1"]
+    few += ["--needles", "passkey", "--no-generate"]
+    for text, suites in (
+        ([], ["needle", "babilong", "capacity"]),
+        (["--text", str(run / "text.txt")], ["perplexity", "needle", "babilong", "capacity", "length"]),
+    ):
+        output = tmp_path / f"{len(suites)}.json"
+        assert main(["eval", str(run), *few, *text, "--output", str(output)]) == 0
+        assert list(json.loads(output.read_text())["suites"]) == suites
+        assert ("perplexity and length are left out" in capsys.readouterr().err) == (not text)
+
+
 @pytest.mark.parametrize(
     "arguments, words",
     [

@@ -15,6 +15,7 @@ from mnemos.data import ByteTokenizer
 from mnemos.memory import NeuralMemory
 from mnemos.models import MnemosForCausalLM, presets
 from mnemos.train import Trainer, export, list_runs
+from mnemos.train.display import Display
 from mnemos.train.probes import _memory_numbers, gate_statistics, look_inside, needle
 from mnemos.train.telemetry import Metrics, flatten, flops_per_token, open_tracker, read_metrics
 
@@ -54,6 +55,17 @@ def test_validation_tells_of_gates_surprise_and_the_memorys_worth(folder):
         1 - memory["perplexity"] / memory["perplexity_without"]
     )
     assert "memory" not in read_metrics(folder / "runs" / "b", "validate")[-1]
+
+
+def test_the_live_panel_shows_every_number(folder):
+    records = read_metrics(folder / "runs" / "a", "train")
+    display = Display("a", 6, live=False)
+    display.numbers = records[-1] | {"val_loss": 1.5, "bits_per_byte": 2.25, "best": 1.25}
+    with display.console.capture() as shown:
+        display.console.print(display._panel(), width=80, markup=False)
+    for label in ("loss", "perplexity", "lr", "grad norm", "val loss", "bits/byte", "best", "tokens/s", "bad steps"):
+        assert f" {label} " in shown.get(), label
+    assert f"{records[-1]['loss']:.4f}" in shown.get()
 
 
 def test_tensorboard_files_hold_what_the_record_holds(folder):

@@ -12,6 +12,7 @@ from typing import Any
 
 import tyro
 
+from .. import __version__
 from .ablate import ablate
 from .analyze import analyze
 from .data import data
@@ -48,11 +49,17 @@ OWN_ARGUMENTS = {"train": run_train}  # commands whose flags are known only once
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments == ["--version"]:
+        print(f"mnemos {__version__}")
+        return 0
     try:
         if arguments and arguments[0] in OWN_ARGUMENTS:
             return OWN_ARGUMENTS[arguments[0]](arguments[1:])
         tyro.extras.subcommand_cli_from_dict(
-            COMMANDS, prog="mnemos", args=arguments, description="Sequence models whose memory learns at test time."
+            COMMANDS,
+            prog="mnemos",
+            args=arguments,
+            description="Sequence models whose memory learns at test time. Each command has --help; --version prints which this is.",
         )
     except ValueError as wrong:
         print(f"mnemos: {wrong}", file=sys.stderr)

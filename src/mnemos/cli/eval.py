@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,8 @@ import tyro
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+USUAL = ("needle", "babilong", "capacity")  # suites that need nothing but a model
 
 
 @dataclass
@@ -82,7 +85,7 @@ class Options:
 def evaluate(
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")],
     /,
-    suite: tuple[str, ...] = ("perplexity", "needle", "babilong", "capacity", "length"),
+    suite: tuple[str, ...] = (),
     output: Path | None = None,
     plot: Path | None = None,
     fresh: bool = False,
@@ -91,7 +94,7 @@ def evaluate(
     checkpoint: str | None = None,
     watch: float | None = None,
     once: bool = False,
-    options: Annotated[Options, tyro.conf.OmitArgPrefixes] = Options(),  # noqa: B008
+    options: Annotated[Options, tyro.conf.OmitArgPrefixes, tyro.conf.arg(name="suite")] = Options(),  # noqa: B008
 ) -> None:
     """Measure a model: a run's folder, a folder that transformers can open, or a hub's name.
 
@@ -99,7 +102,7 @@ def evaluate(
 
     Args:
         model: what to measure.
-        suite: perplexity, needle, babilong, mqar, mad, capacity, length, commonsense, harness.
+        suite: perplexity, needle, babilong, mqar, mad, capacity, length, commonsense, harness (needle babilong capacity; with --text, perplexity and length too).
         output: the results file (eval.json in the model's folder).
         plot: also draw the results, into a .png, .svg or .pdf file.
         fresh: run again what the results file has already.
@@ -122,6 +125,10 @@ def evaluate(
     chosen |= {name: str(value) for name, value in chosen.items() if isinstance(value, Path)}
     settings = Settings(**chosen)
     settings.check()
+    if not suite:
+        suite = ("perplexity", *USUAL, "length") if options.text else USUAL
+        if not options.text:
+            print("mnemos: perplexity and length are left out: they read a text of yours, --text FILE", file=sys.stderr)
     check_names(suite)
     if watch is not None:
         from ..eval.watch import watch as watch_run
@@ -167,7 +174,10 @@ def _with_progress(run) -> dict[str, Any]:
                 current[:] = [bars[name], 0]
                 bar.update(bars[name], total=work)
             else:
-                bar.update(bars[name], total=1, completed=1, done="kept from before" if what == "reused" else what)
+                done = (
+                    "kept from before" if what == "reused" else what.partition(":")[0]
+                )  # why it failed is said at the end
+                bar.update(bars[name], total=1, completed=1, done=done)
 
         def progress(count: int) -> None:
             current[1] += count

@@ -8,8 +8,8 @@ import tyro
 
 
 def export(
-    run: Annotated[str, tyro.conf.Positional],
-    out: Annotated[str, tyro.conf.Positional],
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
+    out: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")],
     /,
     checkpoint: str = "best",
     average: bool = False,

@@ -8,7 +8,7 @@ import tyro
 
 
 def generate(
-    model: Annotated[str, tyro.conf.Positional],
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")],
     /,
     prompt: str = "The ",
     max_tokens: int = 200,

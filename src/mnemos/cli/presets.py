@@ -37,28 +37,31 @@ def _print_config(name: str, size: str) -> None:
 
 def _print_table(sizes: list[str]) -> None:
     from rich.console import Console
-    from rich.table import Table
 
     from ..models import presets as table
+    from .tables import fitting
 
     shapes = [table.size(name) for name in sizes]
-    grid = Table(title="Presets", title_justify="left")
-    for column in ("name", "block", "structure", "objective", "features", "window", "rule", "retention"):
-        grid.add_column(column, no_wrap=True)
-    for shape in shapes:
-        grid.add_column(shape.name, justify="right", no_wrap=True)
+    choices = ["name", "block", "structure", "objective", "features", "window", "rule", "retention"]
+    presets = []
     for preset in table.PRESETS.values():
         counts = [_short(table.count(table.config(preset.name, shape.name))) for shape in shapes]
-        grid.add_row(preset.name, preset.block, *preset.choices.values(), *counts)
-    known = Table(title="Sizes", title_justify="left")
-    for column in ("name", "hidden_size", "layers", "heads", "vocab_size", "attention_window", "used by"):
-        known.add_column(column, no_wrap=True)
-    for shape in table.SIZES.values():
-        numbers = (shape.hidden_size, shape.layers, shape.heads, shape.vocab_size, shape.window)
-        known.add_row(shape.name, *map(str, numbers), shape.source)
+        presets.append([preset.name, preset.block, *preset.choices.values(), *counts])
+    numbers = ["name", "hidden_size", "layers", "heads", "vocab_size", "attention_window", "used by"]
+    known = [
+        [x.name, *map(str, (x.hidden_size, x.layers, x.heads, x.vocab_size, x.window)), x.source]
+        for x in table.SIZES.values()
+    ]
     console = Console()
     console = console if console.is_terminal else Console(width=200)
-    console.print(grid, known, "One in full: mnemos presets atlas-mag --size 340m", highlight=False)
+    console.print(
+        *fitting(
+            console.width, choices + [shape.name for shape in shapes], presets, left=len(choices), title="Presets"
+        ),
+        *fitting(console.width, numbers, known, left=len(numbers), title="Sizes"),
+        "One in full: mnemos presets atlas-mag --size 340m",
+        highlight=False,
+    )
 
 
 def _short(count: int) -> str:

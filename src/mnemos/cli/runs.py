@@ -8,7 +8,7 @@ import tyro
 
 
 def runs(
-    names: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
+    names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN ...]")] = (),
     /,
     folder: str = "runs",
     plot: str | None = None,
@@ -48,9 +48,9 @@ def runs(
 
 def _print_table(rows: list[dict]) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table()
+    from .tables import fitting
+
     forms = {
         "name": "{}",
         "model": "{}",
@@ -63,11 +63,7 @@ def _print_table(rows: list[dict]) -> None:
         "tokens_per_second": "{:,.0f}",
         "bad_steps": "{}",
     }
-    for column in forms:
-        table.add_column(
-            column.replace("_", " "), justify="left" if column in ("name", "model") else "right", no_wrap=True
-        )
-    for row in rows:
-        table.add_row(*("-" if row[key] is None else form.format(row[key]) for key, form in forms.items()))
+    cells = [["-" if row[key] is None else form.format(row[key]) for key, form in forms.items()] for row in rows]
     console = Console()
-    (console if console.is_terminal else Console(width=200)).print(table, highlight=False)
+    console = console if console.is_terminal else Console(width=200)
+    console.print(*fitting(console.width, [key.replace("_", " ") for key in forms], cells, left=2), highlight=False)

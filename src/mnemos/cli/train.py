@@ -127,6 +127,9 @@ def read_arguments(arguments: Sequence[str]):
             setattr(config, other, None)
     about = (
         "Train a model. Defaults, then --recipe, then --config FILE, then flags.\n\n"
+        "  mnemos train --preset titans-mag --recipe quick --name first\n"
+        "  mnemos train --preset titans-mag --recipe quick --data my-notes/\n"
+        "  mnemos train --resume runs/first\n\n"
         "Recipes (--recipe NAME, repeatable):\n"
         + "\n".join(f"  {name}: {text}" for name, (text, _) in RECIPES.items())
         + "\n\n--resume [RUN] goes on with a run, without RUN with the newest.\n"

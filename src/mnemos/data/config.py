@@ -10,10 +10,7 @@ Packing = Literal["documents", "stream", "windows"]
 
 @dataclass
 class DataConfig:
-    """What to read and how to cut it into rows.
-
-    >>> DataConfig(sources=("books:0.7", "notes.jsonl:0.3"), packing="documents", seq_len=1024).validate()
-    """
+    """What to read and how to cut it into rows."""
 
     sources: tuple[str, ...] = ("embedded",)
     """Files, folders, recipes (embedded, smollm-corpus, its parts) or hub datasets (owner/name, owner/name@subset); `:0.4` behind each is its weight."""
@@ -57,7 +54,10 @@ class DataConfig:
     """Batches made ahead, in a thread; 0: none."""
 
     def validate(self) -> None:
-        """Raise a ValueError of one sentence for what cannot be."""
+        """Raise a ValueError of one sentence for what cannot be.
+
+        >>> DataConfig(sources=("books:0.7", "notes.jsonl:0.3"), packing="documents", seq_len=1024).validate()
+        """
         if isinstance(self.sources, str) or not self.sources or not all(isinstance(s, str) for s in self.sources):
             raise ValueError(f"sources must be one or more strings, but is {self.sources!r}")
         lowest = {"seq_len": 2, "batch_size": 1, "val_batches": 1, "min_chars": 1, "max_document_bytes": 1}

@@ -62,17 +62,17 @@ class Display:
         return " · ".join(parts)
 
     def _panel(self):
-        from rich.console import Group
         from rich.panel import Panel
         from rich.progress_bar import ProgressBar
         from rich.table import Table
+        from rich.text import Text
 
         n, step = self.numbers, self.numbers["step"]
         grid = Table.grid(padding=(0, 3))
         for _ in range(4):
             grid.add_column(justify="left", no_wrap=True)
         cells = [
-            f"[dim]{label}[/] {form.format(n[key])}"
+            Text.assemble((label, "dim"), " ", form.format(n[key]))  # no markup: `say` prints without
             for label, key, form in (
                 ("loss", "loss", "{:.4f}"),
                 ("perplexity", "perplexity", "{:.2f}"),
@@ -93,9 +93,11 @@ class Display:
         ]
         for i in range(0, len(cells), 4):
             grid.add_row(*cells[i : i + 4])
-        bar = ProgressBar(total=self.total, completed=step, width=None)
+        rows = Table.grid(expand=True)  # a bar by itself does not end its line
+        rows.add_row(ProgressBar(total=self.total, completed=step, width=None))
+        rows.add_row(grid)
         title = f"{self.name}  step {step:,} of {self.total:,}  left {clock(self.time_left(step))}"
-        return Panel(Group(bar, grid), title=title, title_align="left")
+        return Panel(rows, title=title, title_align="left")
 
     def close(self) -> None:
         if self.live is not None:
