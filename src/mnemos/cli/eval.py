@@ -187,11 +187,9 @@ def _with_progress(run) -> dict[str, Any]:
 
 
 def _print_tables(results: dict[str, Any], names: tuple[str, ...]) -> None:
-    from rich.table import Table
-
     from ..eval.suites import SUITES
+    from .tables import print_table
 
-    console = _console()
     for name in dict.fromkeys(names):
         entry = results["suites"][name]
         if "error" in entry:
@@ -199,13 +197,10 @@ def _print_tables(results: dict[str, Any], names: tuple[str, ...]) -> None:
         rows = entry["rows"]
         columns = SUITES[name].columns or tuple(dict.fromkeys(k for row in rows for k in row))
         columns = tuple(c for c in columns if any(row.get(c) is not None for row in rows))
-        table = Table(title=f"{name} ({entry['seconds']:.1f} s)", title_justify="left")
-        for column in columns:
-            text = any(isinstance(row.get(column), str) for row in rows)
-            table.add_column(column.replace("_", " "), justify="left" if text else "right", no_wrap=True)
-        for row in rows:
-            table.add_row(*(_cell(row.get(column)) for column in columns))
-        console.print(table, highlight=False)
+        cells = [[_cell(row.get(column)) for column in columns] for row in rows]
+        left = [c.replace("_", " ") for c in columns if any(isinstance(row.get(c), str) for row in rows)]
+        title = f"{name} ({entry['seconds']:.1f} s)"
+        print_table([column.replace("_", " ") for column in columns], cells, left, title)
 
 
 def _cell(value: Any) -> str:

@@ -68,20 +68,14 @@ def _name(path: str, checkpoint: str | None) -> str:
 
 def _print(seen) -> None:
     """How tokens are routed, layer by layer."""
-    from rich.console import Console
-    from rich.table import Table
+    from .tables import print_table
 
     perplexity = ", ".join(f"{x:.3f} {name}" for name, x in seen.perplexities().items())
-    table = Table(
-        title=f"{seen.name}: {'the first ' * seen.cut}{len(seen.tokens):,} tokens, perplexity {perplexity}",
-        title_justify="left",
-    )
+    print(f"{seen.name}: {'the first ' * seen.cut}{len(seen.tokens):,} tokens, perplexity {perplexity}")
     names = ("surprise", "lr", "retain", "momentum", "gate", "route", "share", "to_attention", "to_memory")
     rows = seen.routing()
     names = [name for name in names if any(name in row for row in rows)]
-    for column in ("layer", "kind", *names):
-        table.add_column(column.replace("_", " "), justify="left" if column == "kind" else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(str(row["layer"]), row["kind"], *(f"{row[name]:.4g}" if name in row else "" for name in names))
-    console = Console()
-    (console if console.is_terminal else Console(width=200)).print(table, highlight=False)
+    cells = [
+        [str(row["layer"]), row["kind"], *(f"{row[name]:.4g}" if name in row else "" for name in names)] for row in rows
+    ]
+    print_table(["layer", "kind", *(name.replace("_", " ") for name in names)], cells, left=["kind"])

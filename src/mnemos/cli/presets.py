@@ -36,10 +36,8 @@ def _print_config(name: str, size: str) -> None:
 
 
 def _print_table(sizes: list[str]) -> None:
-    from rich.console import Console
-
     from ..models import presets as table
-    from .tables import fitting
+    from .tables import print_table
 
     shapes = [table.size(name) for name in sizes]
     choices = ["name", "block", "structure", "objective", "features", "window", "rule", "retention"]
@@ -52,16 +50,9 @@ def _print_table(sizes: list[str]) -> None:
         [x.name, *map(str, (x.hidden_size, x.layers, x.heads, x.vocab_size, x.window)), x.source]
         for x in table.SIZES.values()
     ]
-    console = Console()
-    console = console if console.is_terminal else Console(width=200)
-    console.print(
-        *fitting(
-            console.width, choices + [shape.name for shape in shapes], presets, left=len(choices), title="Presets"
-        ),
-        *fitting(console.width, numbers, known, left=len(numbers), title="Sizes"),
-        "One in full: mnemos presets atlas-mag --size 340m",
-        highlight=False,
-    )
+    print_table(choices + [shape.name for shape in shapes], presets, left=choices, title="Presets")
+    print_table(numbers, known, left=numbers, title="Sizes")
+    print("One in full: mnemos presets atlas-mag --size 340m")
 
 
 def _short(count: int) -> str:

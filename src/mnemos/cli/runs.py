@@ -47,9 +47,7 @@ def runs(
 
 
 def _print_table(rows: list[dict]) -> None:
-    from rich.console import Console
-
-    from .tables import fitting
+    from .tables import print_table
 
     forms = {
         "name": "{}",
@@ -64,6 +62,4 @@ def _print_table(rows: list[dict]) -> None:
         "bad_steps": "{}",
     }
     cells = [["-" if row[key] is None else form.format(row[key]) for key, form in forms.items()] for row in rows]
-    console = Console()
-    console = console if console.is_terminal else Console(width=200)
-    console.print(*fitting(console.width, [key.replace("_", " ") for key in forms], cells, left=2), highlight=False)
+    print_table([key.replace("_", " ") for key in forms], cells, left=("name", "model"))

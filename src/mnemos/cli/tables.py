@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[str], title: str = "") -> None:
+    """Print the rows as wide as the terminal is, or as they are where there is none. left: columns that are aligned left."""
+    from rich.console import Console
+
+    console = Console()
+    console = console if console.is_terminal else Console(width=200)
+    console.print(*fitting(console.width, columns, rows, left, title), highlight=False)
+
+
 def fitting(
-    width: int, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int, title: str = ""
+    width: int, columns: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[str], title: str = ""
 ) -> list[Table]:
     """The rows as one table, or as several below each other where `width` characters are too few: nothing is cut off, and the first
-    column leads each. The first `left` columns are aligned left, the others right.
+    column leads each.
 
-    >>> [len(table.columns) for table in fitting(24, ["name", "step", "loss"], [["first", "1,000", "1.2345"]], left=1)]
+    >>> [len(table.columns) for table in fitting(24, ["name", "step", "loss"], [["first", "1,000", "1.2345"]], left=["name"])]
     [2, 2]
     """
     from rich.table import Table
@@ -28,9 +37,9 @@ def fitting(
         groups[-1].append(i)
     made = []
     for group in groups:
-        table = Table(title=title or None, title_justify="left")
+        table = Table(title=None if made else title or None, title_justify="left")
         for i in group:
-            table.add_column(columns[i], justify="left" if i < left else "right", no_wrap=i == 0)
+            table.add_column(columns[i], justify="left" if columns[i] in left else "right", no_wrap=i == 0)
         for row in rows:
             table.add_row(*(row[i] for i in group))
         made.append(table)

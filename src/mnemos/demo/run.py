@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import platform
 import time
 from collections.abc import Generator
@@ -232,6 +233,13 @@ def _train_both(models: dict, text: np.ndarray, plan: Plan, console: Console) ->
     return curves
 
 
+def _asking(model, text: np.ndarray, plan: Plan, distances: tuple[int, ...], rows: int, seed: int, bar: Progress, line):
+    """What `recall_by_distance` finds, with `line` of the bar moving; seed: other facts than in training."""
+    seed += plan.course.seed
+    advance = functools.partial(bar.advance, line)
+    return recall_by_distance(model, text, distances, rows, plan.course.pairs, seed, advance)
+
+
 def _recall(
     models: dict, text: np.ndarray, plan: Plan, folder: Path, console: Console
 ) -> tuple[dict[str, list[Asked]], Kept]:
@@ -243,16 +251,7 @@ def _recall(
         for name in NAMES:
             line = bar.add_task(f"reading: {name}", total=plan.rows * max(plan.distances), done="")
             found[name] = []
-            reading = recall_by_distance(
-                models[name],
-                text,
-                plan.distances,
-                plan.rows,
-                plan.course.pairs,
-                plan.course.seed + 1,
-                lambda count, line=line: bar.advance(line, count),
-            )
-            for asked, cache in reading:
+            for asked, cache in _asking(models[name], text, plan, plan.distances, plan.rows, 1, bar, line):
                 found[name].append(asked)
                 bar.update(line, done=f"{asked.distance:,} tokens away: recall {asked.recall:.0%}")
                 if name == MEMORY and asked.distance == saved_at:
@@ -296,15 +295,7 @@ def _read_far(
     with _bars(console) as bar:
         for name in NAMES:
             line = bar.add_task(f"reading: {name}", total=plan.far_rows * max(plan.far), done="")
-            reading = recall_by_distance(
-                models[name],
-                text,
-                plan.far,
-                plan.far_rows,
-                plan.course.pairs,
-                plan.course.seed + 2,
-                lambda count, line=line: bar.advance(line, count),
-            )
+            reading = _asking(models[name], text, plan, plan.far, plan.far_rows, 2, bar, line)
             found[name] = [asked for asked, _ in reading]
     attention = state_bytes(MnemosForCausalLM(plan.attention_config()).eval(), text, plan.attention_lengths)
     names = (
