@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import pytest
 import torch
 
 from helpers import randomise
@@ -11,6 +12,8 @@ from mnemos.models import MnemosForCausalLM, presets
 
 VOCAB, WINDOW = 61, 8
 NAMES = presets.names()
+KINDS = ["titans-lmm", "atlas-mag", "titans-mal", "titans-mac", "qk-mag", "transformer"]  # one of every block
+each_block = pytest.mark.parametrize("name", KINDS)
 HAS_MEMORY = [name for name in NAMES if presets.PRESETS[name].block not in ("attention", "swa")]
 
 

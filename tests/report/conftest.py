@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from reporting import MEMORY, SMALL, TEXT
 
-from helpers import random_words
-from mnemos.data import DataConfig, open_tokenizer
-from mnemos.train import CheckpointConfig, ModelConfig, TrainConfig, Trainer, WatchConfig
+from mnemos.data import open_tokenizer
+from mnemos.train import Trainer
+from small import small
+from small import text_file as words_file
 
 
 @pytest.fixture(scope="session")
@@ -16,27 +17,16 @@ def tokenizer():
 
 
 def _train(folder, name: str, preset: str, steps: int):
-    file = folder / "words.txt"
-    file.write_text(random_words(4000))
+    words_file(folder, words=4000)
     overrides = tuple(f"{key}={value}" for key, value in (SMALL | MEMORY).items())
-    config = TrainConfig(
-        model=ModelConfig(preset=preset, set=overrides),
-        data=DataConfig(
-            sources=(str(file),),
-            seq_len=48,
-            batch_size=4,
-            val_fraction=0.1,
-            val_batches=2,
-            cache_dir=str(folder / "cache"),
-        ),
-        checkpoint=CheckpointConfig(every=4, asynchronous=False),
-        watch=WatchConfig(log_every=1, validate_every=4, probe_every=4, probe_length=96, sample_tokens=8, prompt="the"),
-        folder=str(folder / "runs"),
-        name=name,
-        steps=steps,
-        device="cpu",
-    )
-    return Trainer(config).train().path
+    changes = {
+        "model": {"set": overrides},
+        "data": {"seq_len": 48},
+        "optim": {"lr": 2e-3},
+        "checkpoint": {"every": 4},
+        "watch": {"validate_every": 4, "probe_every": 4, "probe_length": 96, "sample_tokens": 8},
+    }
+    return Trainer(small(folder, preset, name=name, steps=steps, **changes)).train().path
 
 
 @pytest.fixture(scope="session")
