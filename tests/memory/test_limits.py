@@ -38,10 +38,7 @@ from torch import Tensor
 from helpers import assert_close
 from mnemos.memory import Gates, MemorySpec, read
 
-
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("seed")
 
 
 # Linear attention and its decayed form ------------------------------------------------------------------------------

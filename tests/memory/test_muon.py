@@ -30,10 +30,7 @@ from mnemos.memory import Gates, MemorySpec, newton_schulz
 
 MUON, CONVERGENT = (3.4445, -4.7750, 2.0315), (1.875, -1.25, 0.375)
 
-
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("seed")
 
 
 # Muon ---------------------------------------------------------------------------------------------------------------

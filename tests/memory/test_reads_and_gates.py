@@ -31,10 +31,7 @@ from torch import Tensor
 from helpers import assert_close
 from mnemos.memory import Gates, MemorySpec, read, scan, step
 
-
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("seed")
 
 
 # Reading and writing ------------------------------------------------------------------------------------------------
