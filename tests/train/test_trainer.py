@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from small import events, losses, small
 
 from helpers import assert_close_rms
 from mnemos.models import MnemosForCausalLM, presets
@@ -16,6 +15,7 @@ from mnemos.train.carry import Carried
 from mnemos.train.control import gates, memories, set_chunk_size, silent_memory
 from mnemos.train.losses import predicted_tokens
 from mnemos.train.telemetry import read_metrics
+from small import events, losses, small
 
 
 def run(folder, **changes) -> dict[int, float]:

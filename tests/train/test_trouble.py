@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from small import events, losses, small, state_of
 
 from mnemos.train import Trainer, TrainingFailed, load_model
 from mnemos.train.checkpoints import checkpoint_steps
 from mnemos.train.telemetry import read_metrics
+from small import events, losses, small, state_of
 
 
 def spoil(trainer: Trainer, spoilt, factor=math.nan) -> None:

@@ -8,7 +8,6 @@ import sys
 
 import pytest
 import torch
-from small import losses, small
 
 from mnemos.cli import main
 from mnemos.data import ByteTokenizer
@@ -18,6 +17,7 @@ from mnemos.train import Trainer, export, list_runs
 from mnemos.train.display import Display
 from mnemos.train.probes import _memory_numbers, gate_statistics, look_inside, needle
 from mnemos.train.telemetry import Metrics, flatten, flops_per_token, open_tracker, read_metrics
+from small import losses, small
 
 
 @pytest.fixture(scope="module")
