@@ -5,28 +5,9 @@
 // momentum and the tile's entries of the wide side below it: Z = [W; S; wide]; `thin` are the entries of the narrow side.
 // L tokens and E entries of a tile, m = 2 matrices per map (W and S) or 1, N tiles, G lanes. D before a name: gradient.
 
-#include <omp.h>
-
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <limits>
-#include <memory>
-#include <new>
-#include <vector>
-
-#include "joints.h"
+#include "lane.h"
 
 namespace {
-
-constexpr int kMaxMaps = 16;
-
-struct Sizes {  // all int64, as Python fills it in
-  int64_t maps, tiles, lanes, tokens, entries, matrices, l2, before, fresh, period, save_every, reads, saving, threads, poison;
-  int64_t in[kMaxMaps], out[kMaxMaps], joint[kMaxMaps];  // joint 0: gelu, 1: geglu
-};
 
 template <typename T>
 struct Arrays {
@@ -44,33 +25,25 @@ struct Arrays {
   T* Dgiven[kMaxMaps];
 };
 
-struct Map {
-  int64_t in, out, n, w;  // narrow and wide side
-  bool widens;
+template <typename T>
+struct Tile : Entries<T> {
+  T *Z[kMaxMaps], *anchor[kMaxMaps];  // the anchor's place: Z where it is the tile's own W
 };
 
 template <typename T>
-struct Tile {  // one tile's buffers
-  T *Z[kMaxMaps], *thin[kMaxMaps], *u[kMaxMaps], *slope[kMaxMaps], *curve[kMaxMaps], *g[kMaxMaps], *A[kMaxMaps];
-  const T* z[kMaxMaps];
-};
+class Lane : public Keys<T> {
+  using Base = Keys<T>;
+  using Base::E, Base::L, Base::n, Base::s, Base::map, Base::joint, Base::room, Base::taken;
+  using Base::take, Base::size, Base::mm, Base::copy, Base::zero, Base::add, Base::input_of, Base::error_at;
 
-template <typename T>
-class Lane {
  public:
-  Lane(const Sizes& s, const Arrays<T>& a) : s(s), a(a), E(s.entries), L(s.tokens), m(s.matrices), n(s.maps) {
-    state_size = per_tile = 0;
-    for (int l = 0; l < n; l++) {
-      const bool widens = s.in[l] <= s.out[l];
-      map[l] = {s.in[l], s.out[l], widens ? s.in[l] : s.out[l], widens ? s.out[l] : s.in[l], widens};
-      state_offset[l] = state_size;
-      state_size += m * map[l].n * map[l].w;
-    }
+  using Base::per_tile;
+
+  Lane(const Sizes& s, const Arrays<T>& a) : Base(s, a.gemm), a(a), m(s.matrices) {
+    state_size = 0;
+    for (int l = 0; l < n; l++) state_offset[l] = state_size, state_size += m * size(l);
     if (s.period > 1 || !s.fresh)
       for (int l = 0; l < n; l++) anchor_offset[l] = state_size, state_size += map[l].n * map[l].w;
-    for (int l = 0; l + 1 < n; l++) joint[l] = {s.joint[l] == 1, s.in[l + 1]};
-    for (int l = 0; l + 1 < n; l++) key_z[l] = per_tile, per_tile += E * map[l].out;
-    error = per_tile, per_tile += E * map[n - 1].out;
     if (s.reads) {
       for (int l = 0; l + 1 < n; l++) read_z[l] = per_tile, per_tile += L * map[l].out;
       for (int l = 0; l < n; l++) scores[l] = per_tile, per_tile += L * score_width(l);
@@ -79,7 +52,7 @@ class Lane {
     for (int l = 0; l < n; l++) widest = std::max({widest, map[l].in, map[l].out, rows(l)});
   }
 
-  int64_t state_size, per_tile;
+  int64_t state_size;
 
   // numbers that `forward` or `backward` needs room for
   int64_t workspace(bool backward) {
@@ -93,13 +66,13 @@ class Lane {
     auto [tile, scratch, unsaved] = forward_buffers();
     for (int l = 0; l < n; l++) copy(tile.Z[l], a.start[l] + g * m * size(l), m * size(l));
     if (!s.fresh)
-      for (int l = 0; l < n; l++) copy(tile.A[l], a.given[l] + g * size(l), size(l));
+      for (int l = 0; l < n; l++) copy(tile.anchor[l], a.given[l] + g * size(l), size(l));
     for (int64_t i = 0; i < s.tiles; i++) {
       const int64_t at = i * s.lanes + g;
       if (s.fresh && i % s.period == 0) anchor_here(tile);
       if (s.saving && i % s.save_every == 0) save_state(tile, i / s.save_every * s.lanes + g);
       T* kept = s.saving ? a.saved + at * per_tile : unsaved;
-      keys(tile, at, kept, scratch[0]);
+      this->keys(tile, a.k + at * E * map[0].in, a.v + at * E * map[n - 1].out, kept, scratch[0]);
       if (s.reads) read(tile, at, kept, scratch.data());
       advance(tile, at, scratch[0]);
     }
@@ -122,12 +95,12 @@ class Lane {
         Tile<T>& tile = tiles[i - first];
         const int64_t at = i * s.lanes + g;
         if (s.fresh && i % s.period == 0) anchor_here(tile);
-        keys_again(tile, at);
+        this->keys_again(tile, a.k + at * E * map[0].in, a.saved + at * per_tile);
         if (i + 1 == stop) break;
         Tile<T>& next = tiles[i + 1 - first];
         for (int l = 0; l < n; l++) copy(next.Z[l], tile.Z[l], m * size(l));
         if (own_anchor)
-          for (int l = 0; l < n; l++) copy(next.A[l], tile.A[l], size(l));
+          for (int l = 0; l < n; l++) copy(next.anchor[l], tile.A[l], size(l));
         advance_into(next, tile, at, scratch[0]);
       }
       for (int64_t i = stop - 1; i >= first; i--) {
@@ -135,11 +108,8 @@ class Lane {
         const int64_t at = i * s.lanes + g;
         advance_backward(tile, at, D, scratch.data());
         if (s.reads) read_backward(tile, at, D, scratch.data());
-        keys_backward(tile, D, DA.data(), Du.data(), Dz.data());
-        const int last = n - 1;
-        const T* De = error_of(D);
-        for (int64_t j = 0; j < E * map[last].out; j++) a.Dv[at * E * map[last].out + j] = -De[j];
-        copy(a.Dk + at * E * map[0].in, input_of(D, 0), E * map[0].in);
+        this->keys_backward(tile, D, DA.data(), Du.data(), Dz.data());
+        this->key_gradients(D, a.Dk + at * E * map[0].in, a.Dv + at * E * map[n - 1].out);
         if (own_anchor && s.fresh && i % s.period == 0)
           for (int l = 0; l < n; l++) add(D.Z[l], DA[l], size(l)), zero(DA[l], size(l));
       }
@@ -151,40 +121,22 @@ class Lane {
   }
 
  private:
-  const Sizes& s;
   const Arrays<T>& a;
-  const int64_t E, L, m;
-  const int n;
-  Map map[kMaxMaps] = {};
-  Joint<T> joint[kMaxMaps];
-  int64_t state_offset[kMaxMaps], anchor_offset[kMaxMaps], key_z[kMaxMaps], read_z[kMaxMaps], scores[kMaxMaps], error;
-  int64_t widest;
-  T* room = nullptr;
-  int64_t taken = 0;
+  const int64_t m;
+  int64_t state_offset[kMaxMaps], anchor_offset[kMaxMaps], read_z[kMaxMaps], scores[kMaxMaps], widest;
 
-  T* take(int64_t count) {
-    T* mine = room ? room + taken : nullptr;
-    taken += (count + 15) / 16 * 16;
-    return mine;
-  }
-
-  int64_t size(int l) const { return map[l].n * map[l].w; }
   int64_t rows(int l) const { return m * map[l].n + E; }
   int64_t score_width(int l) const { return map[l].widens ? E : rows(l); }
-  T* wide(const Tile<T>& t, int l) const { return t.Z[l] + m * size(l); }
-  T* input_of(const Tile<T>& t, int l) const { return map[l].widens ? t.thin[l] : wide(t, l); }  // a
-  T* error_at(const Tile<T>& t, int l) const { return map[l].widens ? wide(t, l) : t.thin[l]; }  // d
-  T* error_of(const Tile<T>& t) const { return error_at(t, n - 1); }
 
   Tile<T> new_tile() {
     Tile<T> t;
     for (int l = 0; l < n; l++) {
       t.Z[l] = take(rows(l) * map[l].w);
       t.thin[l] = take(E * map[l].n);
-      t.A[l] = s.period > 1 || !s.fresh ? take(size(l)) : t.Z[l];
-      if (l) t.u[l - 1] = take(E * map[l].in), t.slope[l - 1] = take(E * map[l].in);
-      if (l) t.curve[l - 1] = take(E * map[l].in), t.g[l - 1] = take(joint[l - 1].glu ? E * map[l].in : 0);
+      t.wide[l] = t.Z[l] ? t.Z[l] + m * size(l) : nullptr;
+      t.A[l] = t.anchor[l] = s.period > 1 || !s.fresh ? take(size(l)) : t.Z[l];
     }
+    this->take_joints(t);
     return t;
   }
 
@@ -219,7 +171,7 @@ class Lane {
 
   void anchor_here(Tile<T>& t) const {
     for (int l = 0; l < n; l++)
-      if (t.A[l] != t.Z[l]) copy(t.A[l], t.Z[l], size(l));
+      if (t.A[l] != t.Z[l]) copy(t.anchor[l], t.Z[l], size(l));
   }
 
   void save_state(const Tile<T>& t, int64_t at) const {
@@ -232,88 +184,7 @@ class Lane {
   void load_state(Tile<T>& t, int64_t at) const {
     for (int l = 0; l < n; l++) {
       copy(t.Z[l], a.states + at * state_size + state_offset[l], m * size(l));
-      if (t.A[l] != t.Z[l]) copy(t.A[l], a.states + at * state_size + anchor_offset[l], size(l));
-    }
-  }
-
-  static void copy(T* to, const T* from, int64_t count) { std::memcpy(to, from, count * sizeof(T)); }
-  static void zero(T* to, int64_t count) { std::fill(to, to + count, T(0)); }
-  static void add(T* to, const T* from, int64_t count) {
-    for (int64_t i = 0; i < count; i++) to[i] += from[i];
-  }
-
-  // out (r, c) = beta out + x y, with x (r, k) and y (k, c), each transposed where its flag says so
-  void mm(T* out, const T* x, bool tx, const T* y, bool ty, int64_t r, int64_t c, int64_t k, T beta = 0) const {
-    const int mm = c, nn = r, kk = k, ldy = ty ? k : c, ldx = tx ? r : k, ldo = c;
-    const T one = 1;
-    a.gemm(ty ? "T" : "N", tx ? "T" : "N", &mm, &nn, &kk, &one, y, &ldy, x, &ldx, &beta, out, &ldo);
-  }
-
-  // the anchor's map l at x, and its transpose at t
-  void apply(const T* A, int l, const T* x, T* out, int64_t r, T beta = 0) const {
-    mm(out, x, false, A, !map[l].widens, r, map[l].out, map[l].in, beta);
-  }
-  void transposed(const T* A, int l, const T* t, T* out, int64_t r, T beta = 0) const {
-    mm(out, t, false, A, map[l].widens, r, map[l].in, map[l].out, beta);
-  }
-  void collect(T* DA, int l, const T* at_in, const T* at_out) const {
-    const T *first = map[l].widens ? at_in : at_out, *second = map[l].widens ? at_out : at_in;
-    mm(DA, first, true, second, false, map[l].n, map[l].w, E, T(1));
-  }
-
-  void keys(Tile<T>& t, int64_t at, T* kept, T* u) {
-    const int last = n - 1;
-    copy(input_of(t, 0), a.k + at * E * map[0].in, E * map[0].in);
-    for (int l = 0; l < last; l++) {
-      apply(t.A[l], l, input_of(t, l), kept + key_z[l], E);
-      joint[l].value(kept + key_z[l], input_of(t, l + 1), E);
-    }
-    const T* v = a.v + at * E * map[last].out;
-    T* e = error_of(t);
-    const int64_t count = E * map[last].out;
-    if (s.l2) {
-      apply(t.A[last], last, input_of(t, last), e, E);
-      for (int64_t i = 0; i < count; i++) e[i] -= v[i];
-    } else {
-      for (int64_t i = 0; i < count; i++) e[i] = -v[i];
-    }
-    if (s.saving) copy(kept + error, e, count);
-    for (int l = last; l > 0; l--) {
-      transposed(t.A[l], l, error_at(t, l), u, E);
-      joint[l - 1].pull(kept + key_z[l - 1], u, error_at(t, l - 1), E);
-    }
-  }
-
-  // entries of the tile, from its pre-activations and its error
-  void keys_again(Tile<T>& t, int64_t at) {
-    const T* kept = a.saved + at * per_tile;
-    copy(input_of(t, 0), a.k + at * E * map[0].in, E * map[0].in);
-    copy(error_of(t), kept + error, E * map[n - 1].out);
-    for (int l = 0; l + 1 < n; l++) {
-      t.z[l] = kept + key_z[l];
-      joint[l].parts(t.z[l], input_of(t, l + 1), t.slope[l], t.curve[l], t.g[l], E);
-    }
-    for (int l = n - 1; l > 0; l--) {
-      transposed(t.A[l], l, error_at(t, l), t.u[l - 1], E);
-      joint[l - 1].pulled(t.z[l - 1], t.slope[l - 1], t.g[l - 1], t.u[l - 1], error_at(t, l - 1), E, false);
-    }
-  }
-
-  void keys_backward(Tile<T>& t, Tile<T>& D, T** DA, T** Du, T** Dz) {
-    for (int l = 0; l + 1 < n; l++) {
-      joint[l].second(t.z[l], t.slope[l], t.curve[l], t.g[l], t.u[l], error_at(D, l), Du[l + 1], Dz[l], E);
-      collect(DA[l + 1], l + 1, Du[l + 1], error_at(t, l + 1));
-      apply(t.A[l + 1], l + 1, Du[l + 1], error_at(D, l + 1), E, T(1));
-    }
-    const int last = n - 1;
-    if (s.l2) {
-      collect(DA[last], last, input_of(t, last), error_of(D));
-      transposed(t.A[last], last, error_of(D), input_of(D, last), E, T(1));
-    }
-    for (int l = last - 1; l >= 0; l--) {
-      joint[l].pulled(t.z[l], t.slope[l], t.g[l], input_of(D, l + 1), Dz[l], E, true);
-      collect(DA[l], l, input_of(t, l), Dz[l]);
-      transposed(t.A[l], l, Dz[l], input_of(D, l), E, T(1));
+      if (t.A[l] != t.Z[l]) copy(t.anchor[l], a.states + at * state_size + anchor_offset[l], size(l));
     }
   }
 
@@ -451,7 +322,7 @@ class Lane {
         }
       else
         for (int64_t i = 0; i < size(l); i++) W[i] *= keep[0];
-      mm(W, weighed, true, wide(t, l), false, m * map[l].n, map[l].w, E, T(1));
+      mm(W, weighed, true, t.wide[l], false, m * map[l].n, map[l].w, E, T(1));
     }
   }
 
@@ -462,8 +333,8 @@ class Lane {
     for (int l = 0; l < n; l++) {
       const int64_t dim = map[l].n, both = m * dim;
       weigh(weighed, t.thin[l], end, dim);
-      mm(wide(D, l), weighed, false, D.Z[l], false, E, map[l].w, both);
-      mm(Dweighed, wide(t, l), false, D.Z[l], true, E, both, map[l].w);
+      mm(D.wide[l], weighed, false, D.Z[l], false, E, map[l].w, both);
+      mm(Dweighed, t.wide[l], false, D.Z[l], true, E, both, map[l].w);
       T *DW = D.Z[l], *DS = DW + size(l), *W = t.Z[l], *S = W + size(l);
       Dkeep[0] += dot(DW, W, size(l));
       if (m == 2) {
@@ -492,18 +363,7 @@ class Lane {
 
 template <typename T>
 bool run(const Sizes& s, const Arrays<T>& a, bool backward) {
-  const int64_t each = Lane<T>(s, a).workspace(backward), threads = std::max<int64_t>(1, std::min(s.threads, s.lanes));
-  const std::unique_ptr<T[]> rooms(new (std::nothrow) T[each * threads]);
-  if (!rooms) return false;
-  if (s.poison) std::fill(rooms.get(), rooms.get() + each * threads, std::numeric_limits<T>::quiet_NaN());
-#pragma omp parallel num_threads(threads)
-  {
-    Lane<T> lane(s, a);
-    T* room = rooms.get() + each * omp_get_thread_num();
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t g = 0; g < s.lanes; g++) backward ? lane.backward(g, room) : lane.forward(g, room);
-  }
-  return true;
+  return run_lanes<Lane<T>, T>(s, backward, [&] { return Lane<T>(s, a); });
 }
 
 }  // namespace

@@ -63,10 +63,10 @@ class Arrays(ctypes.Structure):
 
 
 @functools.cache
-def why_not(dtype: torch.dtype) -> str | None:
+def why_not(dtype: torch.dtype, name: str = "chain") -> str | None:
     """Why the kernel cannot be had here, or None where it can. The first call compiles it: some seconds, once per machine."""
     try:
-        library("chain"), library("decay"), gemm(dtype)
+        library(name), library("decay"), gemm(dtype)
     except Unavailable as reason:
         return str(reason)
     return None
@@ -76,24 +76,36 @@ def _pointer(x: Tensor | None) -> int | None:
     return None if x is None or x.numel() == 0 else x.data_ptr()
 
 
-def _call(sizes: Sizes, dtype: torch.dtype, backward: bool, **arrays: Any) -> None:
-    given = {name: Pointers(*map(_pointer, x)) if isinstance(x, list) else _pointer(x) for name, x in arrays.items()}
-    kernel = library("chain")
-    function = kernel.mnemos_chain_float if dtype == torch.float32 else kernel.mnemos_chain_double
-    if not function(ctypes.byref(sizes), ctypes.byref(Arrays(gemm=gemm(dtype), **given)), ctypes.c_int(backward)):
+def call(
+    name: str, kind: type[ctypes.Structure], what: tuple, dtype: torch.dtype, backward: bool, **arrays: Any
+) -> None:
+    """Run kernel `name` forth or back on `arrays` (tensors, or lists of one per map), which make a structure of this kind."""
+    given = {key: Pointers(*map(_pointer, x)) if isinstance(x, list) else _pointer(x) for key, x in arrays.items()}
+    function = getattr(library(name), f"mnemos_{name}_{'float' if dtype == torch.float32 else 'double'}")
+    pointers = map(ctypes.byref, (*what, kind(gemm=gemm(dtype), **given)))
+    if not function(*pointers, ctypes.c_int(backward)):
         raise MemoryError(
             "there is no memory for the buffers of the memory's kernel: use shorter rows, or backend='torch'"
         )
 
 
-def _sizes(plan: Plan, k: Tensor, v: Tensor, C: Tensor, state: list[Tensor], saving: bool) -> Sizes:
-    m, n = 2 if plan.momentum else 1, len(state)
+def room(name: str, kind: type[ctypes.Structure], *what: ctypes.Structure) -> tuple[int, int]:
+    """How many numbers kernel `name` keeps for its backward: per tile, and per saved state."""
+    per_tile, per_state = ctypes.c_int64(), ctypes.c_int64()
+    size = getattr(library(name), f"mnemos_{name}_sizes")(*map(ctypes.byref, (*what, per_tile, per_state)))
+    assert size == ctypes.sizeof(kind)
+    return per_tile.value, per_state.value
+
+
+def sizes_of(plan: Plan, k: Tensor, tokens: int, m: int, state: list[Tensor], saving: bool) -> Sizes:
+    """state: one (G, m n, w) per map."""
+    n = len(state)
     narrow, wide = ([x.shape[1] // m for x in state], [x.shape[2] for x in state])
     ends = [(a, b) if up else (b, a) for a, b, up in zip(narrow, wide, plan.widens)]
     return Sizes(
         n,
         *k.shape[:2],
-        C.shape[2] - 1,
+        tokens,
         k.shape[2],
         m,
         plan.l2,
@@ -123,17 +135,16 @@ class Chain(torch.autograd.Function):
         tensors = [x.contiguous() for x in (q, k, v, C, beta, f, end, keep)]
         state, given = ([x.contiguous() for x in xs] for xs in (mats[:n], mats[n:]))
         saving = plan.grad and any(ctx.needs_input_grad)
-        sizes = _sizes(plan, k, v, C, state, saving)
+        sizes = sizes_of(plan, k, C.shape[2] - 1, 2 if plan.momentum else 1, state, saving)
         N, G = k.shape[:2]
-        per_tile, per_state = ctypes.c_int64(), ctypes.c_int64()
-        size = library("chain").mnemos_chain_sizes(ctypes.byref(sizes), ctypes.byref(per_tile), ctypes.byref(per_state))
-        assert size == ctypes.sizeof(Arrays)
+        per_tile, per_state = room("chain", Arrays, sizes)
         y = k.new_empty(N, G, C.shape[2] - 1, v.shape[3]) if plan.reads else k.new_empty(0)
-        saved = k.new_empty(N * G * per_tile.value if saving else 0)
-        states = k.new_empty(-(-N // plan.save_every) * G * per_state.value if saving else 0)
+        saved = k.new_empty(N * G * per_tile if saving else 0)
+        states = k.new_empty(-(-N // plan.save_every) * G * per_state if saving else 0)
         last = [torch.empty_like(x) for x in state]
         arrays = dict(zip(NAMES, tensors))
-        _call(sizes, k.dtype, False, **arrays, start=state, given=given, y=y, saved=saved, states=states, last=last)
+        made = dict(y=y, saved=saved, states=states, last=last)
+        call("chain", Arrays, (sizes,), k.dtype, False, **arrays, start=state, given=given, **made)
         if saving:
             ctx.sizes = sizes
             ctx.save_for_backward(*tensors, *given, saved, states)
@@ -149,5 +160,5 @@ class Chain(torch.autograd.Function):
         Dy, Dlast = Dy.contiguous(), [x.contiguous() for x in Dlast]
         Dstart, Dgiven = [torch.empty_like(x) for x in Dlast], [torch.empty_like(x) for x in given]
         arrays = dict(zip(NAMES, tensors), saved=saved, states=states, Dy=Dy, Dlast=Dlast, **made)
-        _call(ctx.sizes, k.dtype, True, **arrays, Dstart=Dstart, Dgiven=Dgiven)
+        call("chain", Arrays, (ctx.sizes,), k.dtype, True, **arrays, Dstart=Dstart, Dgiven=Dgiven)
         return (None, *made.values(), *Dstart, *Dgiven)

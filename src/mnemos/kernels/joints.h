@@ -164,6 +164,14 @@ template <typename T>
 using Gemm = void (*)(const char*, const char*, const int*, const int*, const int*, const T*, const T*, const int*,
                       const T*, const int*, const T*, T*, const int*);
 
+// out (r, c) = alpha x y + beta out, with x (r, k) and y (k, c), each transposed where its flag says so; all row-major
+template <typename T>
+void product(Gemm<T> gemm, T* out, const T* x, bool tx, const T* y, bool ty, int64_t r, int64_t c, int64_t k, T beta = 0,
+             T alpha = 1) {
+  const int mm = c, nn = r, kk = k, ldy = ty ? k : c, ldx = tx ? r : k, ldo = c;
+  gemm(ty ? "T" : "N", tx ? "T" : "N", &mm, &nn, &kk, &alpha, y, &ldy, x, &ldx, &beta, out, &ldo);
+}
+
 template <typename T>
 T dot(const T* x, const T* y, int64_t n) {
   T sum = 0;

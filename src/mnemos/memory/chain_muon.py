@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from .anchors import Plain, run_keys, run_keys_backward
 from .chain_plan import Plan, pack, plan_of, rows_of, unpack
-from .mode import Mode
+from .mode import Mode, muon_kernel
 from .newton_schulz import orthogonalise, orthogonalise_backward
 from .rules import Coefficients
 from .spec import NS_COEFFICIENTS, MemorySpec
@@ -48,7 +48,7 @@ def run(
     W: list[Tensor],
     S: list[Tensor],
     A: list[Tensor],
-    low: torch.dtype | None,
+    mode: Mode,
 ) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
     """Run the tiles of one piece. q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V), lr: (N, G, L)."""
     chain = spec.network.chain
@@ -56,7 +56,7 @@ def run(
     apart = TOKENS_PER_STATE * (2 if sum(i * o for i, o in spec.shapes) >= LARGE_STATE else 1)
     save_every = max(1, min(apart // piece.stride, int(piece.tiles**0.5)))
     plan = MuonPlan(
-        chain=plan_of(spec, piece, q is not None, bool(S), Mode(low))._replace(save_every=save_every),
+        chain=plan_of(spec, piece, q is not None, bool(S), mode)._replace(save_every=save_every),
         commit=piece.commit,
         parts=tuple(len(group) for group in chain.groups),
         steps=spec.ns_steps,
@@ -68,7 +68,9 @@ def run(
     momenta = pack(S, *form) if S else [torch.zeros_like(w) for w in fused]
     query = k.new_zeros(0) if q is None else q
     _, beta, _, n, m = coefficients
-    y, *state = _Muon.apply(plan, query, k, v, beta, -n, m, lr[..., -1], *fused, *momenta, *given)
+    y, *state = (muon_kernel() if mode.native else _Muon).apply(
+        plan, query, k, v, beta, -n, m, lr[..., -1], *fused, *momenta, *given
+    )
     D = len(fused)
     return (None if q is None else y), unpack(state[:D], *form), unpack(state[D:], *form) if S else []
 

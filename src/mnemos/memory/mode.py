@@ -74,7 +74,7 @@ def _token():
 def _native_can(k: Tensor, spec: MemorySpec) -> bool:
     """Whether the kernels know this memory, and these keys are numbers in the CPU's memory."""
     plain = k.is_cpu and type(k) in PLAIN and not torch.compiler.is_compiling()
-    if not plain or spec.rule != "gd" or spec.anchor != "chunk" or spec.grows:
+    if not plain or spec.anchor != "chunk" or spec.grows:
         return False
     return spec.chain is not None and len(spec.chain.groups) <= MAPS
 
@@ -83,7 +83,7 @@ def step_by_kernel(backend: str, k: Tensor, spec: MemorySpec) -> bool:
     """Whether a step with keys k (B, 1, H, K) is the kernel's work: without gradients only."""
     if backend not in BACKENDS:
         raise ValueError(f"backend={backend!r} must be one of {', '.join(BACKENDS)}")
-    if backend == "torch" or torch.is_grad_enabled() or not _native_can(k, spec):
+    if backend == "torch" or torch.is_grad_enabled() or spec.rule != "gd" or not _native_can(k, spec):
         return False
     return _available(backend, _token().why_not())
 
@@ -108,7 +108,8 @@ def choose_mode(backend: str, k: Tensor, spec: MemorySpec) -> Mode:
         return Mode(low)
     from ..kernels import chain
 
-    return Mode(low, _available(backend, chain.why_not(torch.promote_types(k.dtype, torch.float32))))
+    name = "chain" if spec.rule == "gd" else "muon"
+    return Mode(low, _available(backend, chain.why_not(torch.promote_types(k.dtype, torch.float32), name)))
 
 
 def chain_kernel():
@@ -116,6 +117,13 @@ def chain_kernel():
     from ..kernels.chain import Chain
 
     return Chain
+
+
+def muon_kernel():
+    """The same of rule "muon"."""
+    from ..kernels.muon import Muon
+
+    return Muon
 
 
 def layer_kernel(backend: str, *tensors: Tensor | None):

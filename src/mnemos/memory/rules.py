@@ -97,7 +97,9 @@ def gd_coefficients(
     return Coefficients(mixed[..., :-1], P[..., 0], mixed[..., -1], n[..., -1, :], m[..., -1])
 
 
-def muon_coefficients(momentum: Tensor | None, retain: Tensor | None, valid: Tensor, window: Tensor) -> Coefficients:
+def muon_coefficients(
+    momentum: Tensor | None, retain: Tensor | None, valid: Tensor, window: Tensor, native: bool = False
+) -> Coefficients:
     """Coefficients of one commit interval: S at its end, and the decay of W at each of its tokens. C and f are empty.
 
     valid: (N, G, L), 0 where a token is skipped: it has no lr to silence its window.
@@ -107,22 +109,22 @@ def muon_coefficients(momentum: Tensor | None, retain: Tensor | None, valid: Ten
         last = torch.nn.functional.pad(torch.zeros_like(valid[..., 1:]), (0, 1), value=1.0)
         m = torch.zeros_like(valid[..., 0])
     else:
-        P = suffix_products(momentum)  # N G L+1
+        P = suffix_products(momentum, native)  # N G L+1
         last, m = P[..., 1:], P[..., 0]
     last = last * valid
     n = last * window if window.dim() == 3 else (last.unsqueeze(-2) @ window).squeeze(-2)
     if retain is None:
         beta = torch.ones(N, G, L + 1, dtype=valid.dtype, device=valid.device)
     else:
-        beta = decay_products(torch.nn.functional.pad(retain, (1, 0), value=1.0))[..., 0]
+        beta = decay_products(torch.nn.functional.pad(retain, (1, 0), value=1.0), native)[..., 0]
     empty = beta.new_zeros(0)
     return Coefficients(empty, beta, empty, n, m)
 
 
-def suffix_products(x: Tensor) -> Tensor:
+def suffix_products(x: Tensor, native: bool = False) -> Tensor:
     """(..., L) -> (..., L+1): entry s is the product of x over s..L-1, the last entry 1."""
     reversed_ = torch.nn.functional.pad(x.flip(-1), (1, 0), value=1.0)
-    return decay_products(reversed_)[..., 0].flip(-1)
+    return decay_products(reversed_, native)[..., 0].flip(-1)
 
 
 def window_matrix(gate: Tensor, lag_weights: Tensor | None, stride: int, c: int) -> Tensor:

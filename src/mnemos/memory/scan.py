@@ -42,7 +42,7 @@ def scan(
     mask: (B, T) bool, False tokens are skipped: no write, no step in position, y = 0.
     cu_seqlens: [0, end of document 1, ..., T] for B = 1; the state then has one row per document.
     backend: "torch" everywhere; "cpp", a kernel for CPUs that the machine's own compiler makes at first use, where the memory
-    is one it knows (rule "gd" at a chunk's anchor, of a built-in structure); "auto", that one where it can be had.
+    is one it knows (at a chunk's anchor, of a built-in structure); "auto", that one where it can be had.
     Returns y (B, T, H, value_dim) and the state after the last token. The input state is left as it was.
 
     >>> from mnemos.memory import Gates, MemorySpec, scan
@@ -225,12 +225,12 @@ def _run_piece(piece: Piece, tokens: Tokens, value: Tensor, W, S, A, spec: Memor
         coefficients = gd_coefficients(tiled.lr, tiled.momentum, tiled.retain, valid, window, tokens.mode.native)
     else:
         ones = torch.ones_like(tiled.lr) if valid is None else valid
-        coefficients = muon_coefficients(tiled.momentum, tiled.retain, ones, window)
+        coefficients = muon_coefficients(tiled.momentum, tiled.retain, ones, window, tokens.mode.native)
     q = None if tokens.lifted_query is None else to_tiles(tokens.lifted_query, piece)
     k = to_entries(tokens.lifted_key, piece, c)
     v = to_entries(value, piece, c)
     if spec.network.chain is not None and spec.rule == "muon":
-        return chain_muon.run(spec, piece, q, k, v, coefficients, tiled.lr, W, S, A, tokens.mode.low)
+        return chain_muon.run(spec, piece, q, k, v, coefficients, tiled.lr, W, S, A, tokens.mode)
     moving_anchor = spec.anchor == "token" or (spec.structure == "linear" and piece.subchunks > 1)  # solved, not looped
     if spec.network.chain is not None and not moving_anchor:
         return chain_engine.run(spec, piece, q, k, v, coefficients, W, S, A, tokens.mode)

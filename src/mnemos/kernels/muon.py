@@ -1,0 +1,80 @@
+"""The tiles of rule "muon" in C++ (muon.cpp): same arguments and results as `memory.chain_muon`'s own loop.
+
+N tiles, G = batch x heads, L tokens and E entries of a tile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from ..memory.chain_muon import MuonPlan
+from ..memory.newton_schulz import FLOOR, STAGE, WIDE
+from .chain import Many, Pointers, call, room, sizes_of
+
+
+class Rule(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("commit", "steps", "stage")),
+        ("parts", Many),
+        *((name, ctypes.c_double) for name in ("wide", "a", "b", "c", "floor")),
+    ]
+
+
+class Arrays(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("gemm", "q", "k", "v", "beta", "n", "m", "lr")),
+        *((name, Pointers) for name in ("W", "S", "given")),
+        *((name, ctypes.c_void_p) for name in ("y", "saved", "states")),
+        *((name, Pointers) for name in ("last_W", "last_S")),
+        ("Dy", ctypes.c_void_p),
+        *((name, Pointers) for name in ("Dlast_W", "Dlast_S")),
+        *((name, ctypes.c_void_p) for name in ("Dq", "Dk", "Dv", "Dbeta", "Dn", "Dm", "Dlr")),
+        *((name, Pointers) for name in ("DW", "DS", "Dgiven")),
+    ]
+
+
+NAMES = ("q", "k", "v", "beta", "n", "m", "lr")
+
+
+class Muon(torch.autograd.Function):
+    """q, k, v, beta, n, m, lr, W, S, given -> y, W, S."""
+
+    @staticmethod
+    def forward(ctx, plan: MuonPlan, q, k, v, beta, n, m, lr, *mats):
+        chain, D = plan.chain, len(plan.parts)
+        tensors = [x.contiguous() for x in (q, k, v, beta, n, m, lr)]
+        W, S, given = ([x.contiguous() for x in xs] for xs in (mats[:D], mats[D : 2 * D], mats[2 * D :]))
+        saving = chain.grad and any(ctx.needs_input_grad)
+        (N, G), L = k.shape[:2], beta.shape[2] - 1
+        rule = Rule(plan.commit, plan.steps, STAGE, Many(*plan.parts), WIDE, *plan.coefficients, FLOOR)
+        what = sizes_of(chain, k, L, 1, W, saving), rule
+        per_tile, per_state = room("muon", Arrays, *what)
+        y = k.new_empty(N, G, L, v.shape[3]) if chain.reads else k.new_empty(0)
+        saved = k.new_empty(N * G * per_tile if saving else 0)
+        states = k.new_empty(-(-N // chain.save_every) * G * per_state if saving else 0)
+        last_W, last_S = ([torch.empty_like(x) for x in xs] for xs in (W, S))
+        arrays = dict(zip(NAMES, tensors), W=W, S=S, given=given)
+        arrays |= dict(y=y, saved=saved, states=states, last_W=last_W, last_S=last_S)
+        call("muon", Arrays, what, k.dtype, False, **arrays)
+        if saving:
+            ctx.what = what
+            ctx.save_for_backward(*tensors, *last_W, *given, saved, states)
+        return y, *last_W, *last_S
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, Dy, *Dlast):
+        D = len(Dlast) // 2
+        *rest, saved, states = ctx.saved_tensors
+        tensors, last_W, given = rest[:7], rest[7 : 7 + D], rest[7 + D :]
+        made = {f"D{name}": torch.empty_like(x) for name, x in zip(NAMES[:3], tensors[:3])}
+        made |= {f"D{name}": torch.zeros_like(x) for name, x in zip(NAMES[3:], tensors[3:])}
+        Dlast = [x.contiguous() for x in Dlast]
+        DW, DS, Dgiven = ([torch.empty_like(x) for x in xs] for xs in (Dlast[:D], Dlast[D:], given))
+        arrays = dict(zip(NAMES, tensors), last_W=last_W, given=given, saved=saved, states=states, **made)
+        arrays |= dict(Dy=Dy.contiguous(), Dlast_W=Dlast[:D], Dlast_S=Dlast[D:], DW=DW, DS=DS, Dgiven=Dgiven)
+        call("muon", Arrays, ctx.what, tensors[1].dtype, True, **arrays)
+        return (None, *made.values(), *DW, *DS, *Dgiven)
