@@ -104,7 +104,8 @@ def _gather_momentum(plan: Plan, n: Tensor, m: Tensor, S: list[Tensor], side: Si
     result = []
     for s, a, d, up in zip(S, *side, plan.widens):
         thin, wide = (a, d) if up else (d, a)
-        result.append(ws.add_mm(m[:, None, None] * s, ws.mul(n.unsqueeze(-1), thin).mT, wide))
+        # exact: Newton-Schulz makes the smallest directions of S as large as all others, and with them what rounding has added
+        result.append(ws.add_mm(m[:, None, None] * s, ws.mul(n.unsqueeze(-1), thin).mT, wide, exact=True))
     return result
 
 

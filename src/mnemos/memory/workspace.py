@@ -71,9 +71,9 @@ class Workspace:
             return _into(torch.bmm(a, b), out)
         return _into(torch.bmm(a.to(self.low), b.to(self.low)).to(a.dtype), out)
 
-    def add_mm(self, into: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """into += a @ b, in place."""
-        if self.low is None and _direct(into):
+    def add_mm(self, into: Tensor, a: Tensor, b: Tensor, exact: bool = False) -> Tensor:
+        """into += a @ b, in place; `exact`: in full precision under autocast too."""
+        if exact or (self.low is None and _direct(into)):
             return into.baddbmm_(a, b)
         return into.add_(self.mm(a, b))
 
