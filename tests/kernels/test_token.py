@@ -92,9 +92,9 @@ LAYERS = {
     "fixed retain": {"retain": "fixed"},
     "bare": {"retain": False, "momentum": False, "output_gate": False},
     "linear": {"structure": "linear", "objective": "dot", "key_dim": 6},
-    "gated": {"structure": "gated_mlp", "read": "before", "skip": True},
+    "gated": {"structure": "gated_mlp", "read": "before"},
     "deep": {"depth": 3, "conv_width": 1},
-    "residual": {"skip": True},
+    "no residual": {"skip": False},
     "window": {"window": 3, "gate": "token*decay"},
     "lifted": {"features": "monomials", "key_dim": 4, "structure": "linear"},
 }

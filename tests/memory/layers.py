@@ -13,8 +13,8 @@ DIM, HEADS, T = 12, 3, 21
 
 CASES = {
     "titans": {},
-    "residual": dict(skip=True),
-    "no gates": dict(momentum=False, retain=False, depth=3, skip=True),
+    "no residual": dict(skip=False, start_scale=0.02),
+    "no gates": dict(momentum=False, retain=False, depth=3),
     "fixed retention": dict(momentum=False, retain="fixed", structure="linear"),
     "omega": dict(structure="gated_mlp", window=3, gate="token*decay*per-lag"),
     "token anchor": dict(structure="linear", anchor="token", decay_first=True, learned_start=False, momentum=False),
@@ -22,7 +22,7 @@ CASES = {
     "dot": dict(structure="linear", objective="dot", qk_norm="rms", gate="token"),
     "plain": dict(structure="linear", conv_width=None, qk_norm="none", output_gate=False, value_bound=None),
     "monomials": dict(structure="linear", features="monomials", degree=3, key_dim=3, value_dim=5, conv_width=2),
-    "elementwise": dict(skip=True, features="elementwise", degree=3, window=2, gate="decay"),
+    "elementwise": dict(features="elementwise", degree=3, window=2, gate="decay"),
     "sketch": dict(structure="mlp", features="sketch", degree=2, feature_dim=9),
     "atlas": dict(rule="muon", commit_every=2, window=3, gate="token*decay", chunk_size=4),
     "muon without momentum": dict(rule="muon", momentum=False, structure="linear", window=2, gate="per-lag"),

@@ -14,10 +14,18 @@ STRUCTURES = ["linear", "mlp", "gated_mlp"]
 
 @pytest.mark.parametrize("chunk_size", [8, 64])
 @pytest.mark.parametrize("structure", STRUCTURES)
-def test_a_step_of_the_outer_optimiser_moves_the_start_less_than_a_token_writes(structure, chunk_size):
-    """Otherwise what a memory starts from soon hides all that it is told, and training never finds out what it is for."""
+def test_with_a_small_start_scale_a_step_of_the_outer_optimiser_moves_less_than_a_token_writes(structure, chunk_size):
+    """With the start_scale that is advised for recall. Otherwise what a memory starts from soon hides what it is told."""
     torch.manual_seed(0)
-    mem = NeuralMemory(64, heads=1, structure=structure, chunk_size=chunk_size, momentum=False)
+    mem = NeuralMemory(
+        64,
+        heads=1,
+        structure=structure,
+        chunk_size=chunk_size,
+        momentum=False,
+        skip=False,
+        start_scale=0.1 / chunk_size,
+    )
     x = some(8, 1, 64, dtype=torch.float32)
     assert mem.W0 is not None
     with torch.no_grad():
@@ -46,3 +54,9 @@ def test_a_learned_start_cannot_outgrow_what_the_inner_learning_rate_allows(case
         assert torch.linalg.matrix_norm(w[0], 2).max().item() < 1.4 * before
     mem(some(1, 70, 32, dtype=torch.float32))[0].square().sum().backward()
     assert all(w0.grad is not None and w0.grad.isfinite().all() and w0.grad.any() for w0 in mem.W0)
+
+
+def test_a_start_scale_that_cannot_be_is_refused():
+    for scale in (0, -1.0, float("inf"), "a"):
+        with pytest.raises(ValueError, match=r"start_scale=.* must be a number > 0"):
+            NeuralMemory(32, start_scale=scale)

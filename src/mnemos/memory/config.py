@@ -29,8 +29,10 @@ class NeuralMemoryConfig:
     lr_init, momentum_init, retain_init, gate_init, decay_init: what the gates are before training.
     learned_start: learn the weights a memory starts from; False starts from 0 (memories of a single fast map only).
     features "exp": the first fast map starts at 0 anyway; its kernel, exp(τ (q·k - |k|²)), has a learned τ per head.
-    skip: add the query to what is read (and the key to what is predicted) in structures with a residual. Off: a token's write moves the
-    memory by about 1 / chunk_size, and beside a query of unit length that is next to nothing.
+    start_scale: what the last map of the learned start is multiplied by. An optimiser such as Adam moves that map by its own rate at every
+    step, while a token's write is about 1 / chunk_size: at 1 the start soon says more than what was written, which is good for
+    text and bad for recall. skip: add the query to what is read, and the key to what is predicted, in structures with a residual.
+    For recall set start_scale to 0.1 / chunk_size and skip to False (docs/log.md).
     conv_width: width of the causal convolution over q, k, v; 0 or None for none. qk_norm: "l2", "rms" or "none".
     value_bound: values are shortened to less than this norm, v / sqrt(1 + |v|² / bound²), which keeps deep memories
     stable and costs nothing, for the output is normalised; None leaves them as they are.
@@ -65,7 +67,7 @@ class NeuralMemoryConfig:
     ns_steps: int = 5
     ns_coefficients: str = "muon"
     normalize: bool = False
-    skip: bool = False
+    skip: bool = True
 
     momentum: bool = True
     retain: bool | str = True
@@ -78,6 +80,7 @@ class NeuralMemoryConfig:
     gate_init: float = 0.9
     decay_init: float = 0.95
     learned_start: bool = True
+    start_scale: float = 1.0
     conv_width: int | None = 4
     qk_norm: str = "l2"
     value_bound: float | None = 1.0
@@ -117,6 +120,8 @@ class NeuralMemoryConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value < 1:
                 raise ValueError(f"{name}={value!r} must lie between 0 and 1, ends excluded")
+        if not (isinstance(self.start_scale, int | float) and 0 < self.start_scale < float("inf")):
+            raise ValueError(f"start_scale={self.start_scale!r} must be a number > 0")
         for name in ("max_lr", "value_bound"):
             value = getattr(self, name)
             if not (value is None or value > 0):

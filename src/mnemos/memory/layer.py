@@ -28,7 +28,6 @@ from .step import after_token, matrices, step
 from .trace import Trace, traced_scan
 
 STRETCH = 1.2  # of the largest singular value that maps of a start are drawn with, as long as they may be
-START_SCALE = 0.1  # of the largest write, for each step of the outer optimiser in what the memory starts from
 
 
 def bounded(w: Tensor, limit: float) -> Tensor:
@@ -82,8 +81,6 @@ class NeuralMemory(nn.Module):
         self.W0 = (
             nn.ParameterList(torch.empty(H, *shape) for shape in self.spec.shapes) if config.learned_start else None
         )
-        # the outer optimiser must not move what the memory starts from much faster than its own writes do
-        self.start_scale = START_SCALE * min(1.0, config.lr_ceiling)
         self.norm = RMSNorm(self.spec.value_dim, config.eps)
         self.output_gate = Linear(config.dim, H * self.spec.value_dim, bias=False) if config.output_gate else None
         self.out = Linear(H * self.spec.value_dim, config.dim, bias=False)
@@ -92,11 +89,9 @@ class NeuralMemory(nn.Module):
     @torch.no_grad()
     def reset_start(self) -> None:
         """Draw W0: hidden activations of a unit key have about unit norm; the last map is next to 0,
-        so that what was written drowns out what was drawn, however small the learning rate. It stays so while W0 is learned, for the
-        memory starts from `start_scale` times the last map: an optimiser such as Adam moves every number of W0 by its own rate at each
-        step, which unscaled makes a constant function of the last map that hides all that is written. The other maps may grow no
-        longer than they are drawn (`bounded`), for the memory's own steps grow with them. With features "exp" it is the first map
-        that is 0: the others pass errors on to it at their size."""
+        so that what was written drowns out what was drawn, however small the learning rate. Hidden maps may grow no longer than they
+        are drawn (`bounded`), for the memory's own steps grow with them. With features "exp" it is the first map that is 0: the
+        others pass errors on to it at their size."""
         for w, std in zip(self.W0 or (), self._start_stds()):
             nn.init.normal_(w, std=std)
 
@@ -118,7 +113,7 @@ class NeuralMemory(nn.Module):
         else:
             stds = self._start_stds()
             start = [bounded(w, STRETCH * std * sum(d**0.5 for d in w.shape[1:])) for w, std in zip(self.W0[:-1], stds)]
-            start.append(self.start_scale * self.W0[-1])
+            start.append(self.config.start_scale * self.W0[-1])
         like = self.qkv.weight
         if start:
             state = self.spec.initial_state(start, batch)

@@ -32,6 +32,7 @@ def train(model: nn.Module, course: Course) -> dict[str, Any]:
 
     >>> from mnemos.models import MnemosForCausalLM, presets
     >>> model = MnemosForCausalLM(presets.config("swa", hidden_size=16, num_hidden_layers=1, vocab_size=16))
+    >>> import torch
     >>> ids = torch.arange(16)[None]
     >>> train(model, Course(2, 1e-3, lambda step: (ids, ids)))["bad_steps"]
     0
