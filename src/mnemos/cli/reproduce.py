@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def reproduce(
-    name: Annotated[str | None, tyro.conf.Positional] = None,
+    name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]")] = None,
     all: bool = False,
     quick: bool = False,
     keep: bool = False,
@@ -70,7 +70,8 @@ def _list(experiments: list[Experiment]) -> None:
     for experiment in experiments:
         question = " ".join(experiment.config["question"].split())
         table.add_row(experiment.name, question, done(experiment, experiment.results()))
-    Console().print(table)
+    console = Console()
+    (console if console.is_terminal else Console(width=160)).print(table, highlight=False)
 
 
 def _run(experiment: Experiment, path: Path, quick: bool, workers: int | None) -> list[dict[str, Any]]:
@@ -96,15 +97,15 @@ def _show(experiment: Experiment, rows: list[dict[str, Any]], quick: bool) -> li
     from ..reproduce.page import names
     from ..reproduce.tables import pivot
     from ..reproduce.verdicts import FAILS, HOLDS, verdicts
+    from .tables import print_table
 
-    console, varying = Console(), names(experiment)
+    console = Console()
+    console, varying = console if console.is_terminal else Console(width=160), names(experiment)
     for spec in experiment.config.get("tables", []):
         header, lines = pivot(rows, varying, spec)
-        table = Table(*header, title=spec["title"], title_justify="left")
-        for line in lines:
-            table.add_row(*line)
         if lines:
-            console.print(table, highlight=False)
+            print(spec["title"])
+            print_table(header, lines, left=header[:1])
     for row in rows:
         if "error" in row:
             console.print(f"failed: {_what(experiment, row)}: {row['error']}", highlight=False)
