@@ -45,7 +45,12 @@ def draw(rows: list[Row], names: Iterable[str], plots: list[dict[str, Any]], pat
         every = sorted({x for line in lines.values() for x, _ in line if isinstance(x, int | float)})
         for i, (name, line) in enumerate(lines.items()):
             axis.plot(
-                [x for x, _ in line], [y for _, y in line], marker="osD^vP*X"[i % 8], ms=5, lw=1.6, label=str(name)
+                [x for x, _ in line],
+                [y for _, y in line],
+                marker="osD^vP*X"[i % 8],
+                ms=5,
+                lw=1.6,
+                label=name if isinstance(name, str) else f"{plot['series']} {name}",
             )
         if plot.get("log_x"):
             axis.set_xscale("log", base=2)
