@@ -9,12 +9,12 @@ import sys
 import pytest
 import torch
 from filelock import FileLock
-from small import small
 
 from mnemos.train.checkpoints import Checkpoints, Contents, problem_of
 from mnemos.train.distributed import World
 from mnemos.train.runs import _claim, check_free, list_runs, prepare_folder
 from mnemos.train.telemetry import Metrics, read_metrics
+from small import small
 
 ALONE = World(0, 1, torch.device("cpu"))
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import events, losses, small
 
 from mnemos.train import ParallelConfig, Trainer, export, load_model
 from mnemos.train.telemetry import read_metrics
+from small import events, losses, small
 
 HERE = Path(__file__).parent
 SRC = HERE.parents[1] / "src"

@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from small import events, losses, small, state_of
 
 from mnemos.train import Trainer, load_model
 from mnemos.train.checkpoints import checkpoint_steps, problem_of
 from mnemos.train.randomness import random_state, seed_everything, set_random_state
 from mnemos.train.telemetry import read_metrics
+from small import events, losses, small, state_of
 
 SRC = Path(__file__).parents[2] / "src"
 

@@ -8,7 +8,6 @@ import math
 import pytest
 import torch
 import yaml
-from small import small
 
 from mnemos.cli.train import read_arguments, uncollected
 from mnemos.models import MnemosForCausalLM, presets
@@ -16,6 +15,7 @@ from mnemos.train import RECIPES, LossConfig, ModelConfig, OptimConfig, Schedule
 from mnemos.train.guard import Guard
 from mnemos.train.optimisers import Optimisers, split_parameters
 from mnemos.train.schedules import chunk_size, lr_factor, polarisation
+from small import small
 
 
 def test_a_config_written_is_the_config_read(tmp_path):
