@@ -111,11 +111,11 @@ def test_cells_are_kept_and_run_again_only_when_the_config_changes(tmp_path):
     made, path, seen = experiment(tmp_path), tmp_path / "results.json", []
     rows = run(made, path, workers=1, report=seen.append)
     assert len(seen) == 2 and [row["features"] for row in rows] == ["identity", "elementwise"]
-    assert rows[0]["least_squares"] == 4
+    assert rows[0]["least squares"] == 4
     assert run(made, path, workers=1, report=seen.append) == rows and len(seen) == 2
     changed = experiment(tmp_path, fixed={"dim": 3, "seeds": 2, "degree": 2})
     assert len(missing(changed, path)) == 2
-    assert run(changed, path, workers=1)[0]["least_squares"] == 3
+    assert run(changed, path, workers=1)[0]["least squares"] == 3
     assert len(changed.results(path)) == 2  # rows of the old config are gone
 
 
@@ -145,9 +145,16 @@ def test_a_table_has_means_with_intervals_and_dashes():
     header, lines = pivot(ROWS, NAMES, {"rows": "model", "columns": "lr", "value": "x", "where": {"seed": [0, 1]}})
     assert header == ["model \\ lr", "1", "2"] and lines[0][1].startswith("0.550 ± ")
     header, lines = pivot(
-        [*ROWS, {"model": "c", "y": 1.0}], NAMES, {"rows": "model", "values": ["x", "y"], "best": "lr"}
+        [*ROWS, {"model": "c", "x": 1.0}], NAMES, {"rows": "model", "values": ["x", "y"], "best": "lr"}
     )
-    assert header == ["model", "x", "y"] and lines[2] == ["c", "–", "1.000"] and lines[0][1].startswith("0.850")
+    assert header == ["model", "x", "y"] and lines[2] == ["c", "1.000", "–"] and lines[0][1].startswith("0.850")
+
+
+def test_columns_of_one_line_are_those_of_one_learning_rate():
+    rows = [{"model": "a", "lr": lr, "seed": 0, "x": x, "seconds": t} for lr, x, t in ((1, 0.9, 50), (2, 0.5, 99))]
+    assert pivot(rows, ["model", "lr", "seed"], {"rows": "model", "values": ["x", "seconds"], "best": "lr"})[1] == [
+        ["a", "0.900", "50"]
+    ]
 
 
 def claim(**fields):
@@ -190,6 +197,14 @@ def test_levels_must_be_reached_by_all_that_are_named():
     assert claim(better={"lr": 2}, worse={"lr": 1}, where={"model": "a"}).found == NOISE  # two pairs, 0.4 and 0.2 apart
 
 
+def test_a_level_must_be_reached_at_every_point():
+    rows = [{"model": "a", "size": size, "seed": 0, "x": x} for size, x in ((1, 0.5), (2, 1.5))]
+    [found] = verdicts(
+        rows, ["model", "size", "seed"], [{"text": "", "value": "x", "of": {"model": "a"}, "at_least": 0.9}]
+    )
+    assert (found.found, found.numbers) == (FAILS, "a 0.500")
+
+
 def test_plots_average_over_seeds_and_read_numbers_out_of_names(tmp_path):
     assert points(ROWS, NAMES, {"x": "lr", "y": "x", "series": "model"})["a"] == [(1, 0.55), (2, pytest.approx(0.85))]
     wide = [{"model": "a", "r@8": 0.5, "r@16": 0.25}]
@@ -201,14 +216,14 @@ def test_plots_average_over_seeds_and_read_numbers_out_of_names(tmp_path):
 
 
 def test_the_command_lists_runs_compares_and_writes(tmp_path, monkeypatch, capsys):
-    table = {"title": "T", "rows": "features", "values": ["least_squares"]}
-    claims = [{"text": "it is 4", "value": "least_squares", "of": {"features": "identity"}, "at_least": 4}]
+    table = {"title": "T", "rows": "features", "values": ["least squares"]}
+    claims = [{"text": "it is 4", "value": "least squares", "of": {"features": "identity"}, "at_least": 4}]
     made = experiment(tmp_path, tables=[table], claims=claims)
     (tmp_path / "docs" / "images").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert main(["reproduce"]) == 0 and "does it?" in capsys.readouterr().out
     assert main(["reproduce", "small", "--keep", "--workers", "1"]) == 0
-    assert made.results()[0]["least_squares"] == 4
+    assert made.results()[0]["least squares"] == 4
     out = capsys.readouterr().out
     assert "it is 4" in out and "reproduced" in out
     assert main(["reproduce", "--all", "--quick", "--workers", "1"]) == 0

@@ -5,22 +5,17 @@ Shapes: B rows, T tokens.
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.embedded import documents
 from ..data.tasks import MAD_TASKS, Examples, mad, mqar
 from ..eval.recall import accuracy, logits_of
-
-TEST_SEED = 2**31  # no training batch has it
-TEXT_CHARACTERS = 2**20
+from ..trials import text
+from ..trials.text import TEST_SEED
 
 
 @dataclass(frozen=True)
@@ -78,28 +73,9 @@ def _mad(name: str) -> Task:
     )
 
 
-@functools.cache
-def _text() -> tuple[np.ndarray, np.ndarray]:
-    """Bytes to train on and bytes held out."""
-    text = np.frombuffer("".join(documents(TEXT_CHARACTERS)).encode(), np.uint8).astype(np.int64)
-    border = len(text) * 19 // 20
-    return text[:border], text[border:]
-
-
-def _rows(text: np.ndarray, length: int, rows: int, seed: int) -> Tensor:
-    starts = np.random.default_rng(seed).integers(len(text) - length, size=rows)
-    return torch.from_numpy(np.stack([text[i : i + length] for i in starts]))
-
-
-@torch.no_grad()
-def _bits_per_byte(model: Any, ids: Tensor, batch: int = 16) -> float:
-    losses = [model(rows, labels=rows, use_cache=False).loss.double() * len(rows) for rows in ids.split(batch)]
-    return float(sum(losses) / len(ids) / math.log(2))
-
-
 def _embedded() -> Task:
     def train(chosen: dict[str, Any], seed: int, rows: int) -> tuple[Tensor, Tensor]:
-        ids = _rows(_text()[0], chosen["length"], rows, seed)
+        ids = text.rows(text.corpus("embedded")[0], rows, chosen["length"], seed)
         return ids, ids
 
     return Task(
@@ -109,7 +85,9 @@ def _embedded() -> Task:
         False,
         lambda chosen: 256,
         train,
-        lambda chosen, model, count: _bits_per_byte(model, _rows(_text()[1], chosen["length"], count, TEST_SEED)),
+        lambda chosen, model, count: text.bits(
+            model, text.rows(text.corpus("embedded")[1], count, chosen["length"], TEST_SEED)
+        ),
         lambda chosen: None,
     )
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from typing import Any
 
 
 def ablate(
@@ -103,33 +100,28 @@ def ablate(
 
 
 def _print(rows: list[dict[str, Any]], title: str, task: Any) -> None:
-    from rich.table import Table
+    from .tables import print_table
 
     better = "higher is better" if task.higher else "lower is better"
-    table = Table(title=f"{title}: {task.unit}, {better}; ± is the 95 % interval over seeds", title_justify="left")
-    for column in ("ablation", task.unit, "against full", "seeds", "parameters", "s per run"):
-        table.add_column(column, justify="left" if column == "ablation" else "right", no_wrap=True)
+    columns = ["ablation", task.unit, "against full", "seeds", "parameters", "s per run"]
+    cells = []
     for row in rows:
         if "score" not in row:
-            table.add_row(row["ablation"], "failed", "", "0", "", "")
+            cells.append([row["ablation"], "failed", "", "0", "", ""])
             continue
-        table.add_row(
-            row["ablation"],
-            _plus_minus(row["score"], row["score_interval"]),
-            _plus_minus(row["difference"], row["difference_interval"], "+") if "difference" in row else "",
-            f"{row['seeds']}" + (f" ({row['failed']} failed)" if row["failed"] else ""),
-            f"{row['parameters']:,}",
-            f"{row['seconds']:.1f}",
+        cells.append(
+            [
+                row["ablation"],
+                _plus_minus(row["score"], row["score_interval"]),
+                _plus_minus(row["difference"], row["difference_interval"], "+") if "difference" in row else "",
+                f"{row['seeds']}" + (f" ({row['failed']} failed)" if row["failed"] else ""),
+                f"{row['parameters']:,}",
+                f"{row['seconds']:.1f}",
+            ]
         )
-    _console().print(table, highlight=False)
+    print(f"{title}: {task.unit}, {better}; ± is the 95 % interval over seeds")
+    print_table(columns, cells, left=["ablation"])
 
 
 def _plus_minus(value: float, half: float | None, sign: str = "") -> str:
     return f"{value:{sign}.3f}" + ("" if half is None else f" ± {half:.3f}")
-
-
-def _console(stderr: bool = False) -> Console:
-    from rich.console import Console
-
-    console = Console(stderr=stderr)
-    return console if console.is_terminal else Console(stderr=stderr, width=120)

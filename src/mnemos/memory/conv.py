@@ -46,6 +46,10 @@ class CausalConv1d(nn.Module):
         self, x: Tensor, tail: Tensor | None = None, mask: Tensor | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        if self.weight.shape != (self.width, self.channels):
+            raise ValueError(
+                f"weight has shape {tuple(self.weight.shape)}, but {(self.width, self.channels)} is expected"
+            )
         if x.dim() != 3 or x.shape[-1] != self.channels:
             raise ValueError(f"x has shape {tuple(x.shape)}, but (batch, time, {self.channels}) is expected")
         if tail is not None and tuple(tail.shape) != (rows, self.width - 1, self.channels):

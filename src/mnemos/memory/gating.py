@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .config import NeuralMemoryConfig
-from .linear import linear
+from .linear import Linear, linear
 from .spec import Gates
 
 
@@ -45,7 +45,7 @@ class Gating(nn.Module):
             self.sizes["lag"] = self.heads * self.window
         if "token" in config.gate_parts:
             self.sizes["hidden"] = config.gate_hidden
-        self.linear = nn.Linear(config.dim, sum(self.sizes.values()))
+        self.linear = Linear(config.dim, sum(self.sizes.values()))
         self.token = nn.Linear(config.gate_hidden, self.heads) if "token" in config.gate_parts else None
         self.decay = nn.Parameter(torch.empty(self.heads)) if "decay" in config.gate_parts else None
         self.retain = nn.Parameter(torch.empty(self.heads)) if config.retain == "fixed" else None
@@ -87,7 +87,10 @@ class Gating(nn.Module):
 
     def _gates(self, x: Tensor) -> Gates:
         wide = torch.promote_types(x.dtype, torch.float32)
-        mapped = linear(x.to(wide), self.linear.weight.to(wide), self.linear.bias.to(wide))
+        if self.linear.weight.dtype == wide:
+            mapped = self.linear(x.to(wide))
+        else:
+            mapped = linear(x.to(wide), self.linear.weight.to(wide), self.linear.bias.to(wide))
         part = dict(zip(self.sizes, mapped.split(list(self.sizes.values()), dim=-1)))
         gates = Gates(lr=self.config.lr_ceiling * part["lr"].sigmoid())
         if "momentum" in part:

@@ -18,7 +18,7 @@ from .conv import CausalConv1d
 from .features import Exp, make_features
 from .gating import Gating, momentum_since_commit
 from .linear import Linear
-from .mode import layer_kernel, plain, step_by_kernel, token_kernels
+from .mode import layer_kernel, plain, shapes_of, step_by_kernel, token_kernels
 from .norm import RMSNorm, l2_normalize, rms_norm
 from .recompute import recomputed
 from .scan import read, scan
@@ -37,13 +37,15 @@ def bounded(w: Tensor, limit: float) -> Tensor:
     >>> round(torch.linalg.matrix_norm(bounded(torch.randn(1, 8, 32), 2.0), 2).item(), 2) <= 2
     True
     """
-    gram = w @ w.mT if w.shape[1] <= w.shape[2] else w.mT @ w
-    squared = gram.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True).unsqueeze(-1).clamp(min=1e-12)
-    power = gram / squared
-    for _ in range(3):
-        power = power @ power
-    norm = squared.sqrt() * power.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=1e-30)[:, None, None] ** (1 / 16)
-    return w * (limit / norm).clamp(max=1.0)
+    with torch.autocast(w.device.type, enabled=False):  # eighth powers leave the range of half precision
+        wide = w.to(torch.promote_types(w.dtype, torch.float32))
+        gram = wide @ wide.mT if w.shape[1] <= w.shape[2] else wide.mT @ wide
+        squared = gram.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None].clamp(min=1e-12)
+        power = gram / squared
+        for _ in range(3):
+            power = power @ power
+        norm = squared.sqrt() * power.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None].clamp(min=1e-30) ** (1 / 16)
+        return (wide * (limit / norm).clamp(max=1.0)).to(w.dtype)
 
 
 class NeuralMemory(nn.Module):
@@ -84,6 +86,7 @@ class NeuralMemory(nn.Module):
         self.norm = RMSNorm(self.spec.value_dim, config.eps)
         self.output_gate = Linear(config.dim, H * self.spec.value_dim, bias=False) if config.output_gate else None
         self.out = Linear(H * self.spec.value_dim, config.dim, bias=False)
+        self._shapes = shapes_of(self._token_parameters())
         self.reset_start()
 
     @torch.no_grad()
@@ -174,20 +177,10 @@ class NeuralMemory(nn.Module):
         if torch.is_grad_enabled() or not step_by_kernel(config.backend, x, spec):
             return None
         x, state = self._check(x, state, None, None)
-        qkv, conv, gating, norm, output_gate, out = modules = (
-            self.qkv,
-            self.conv,
-            self.gating,
-            self.norm,
-            self.output_gate,
-            self.out,
-        )
-        if not plain(*modules):
+        if not plain(self.qkv, self.conv, self.gating, self.gating.linear, self.norm, self.output_gate, self.out):
             return None
-        mixing, opening = (None if module is None else module.weight for module in (conv, output_gate))
-        gates = gating.linear
-        parameters = qkv.weight, mixing, gates.weight, gates.bias, gating.retain, norm.weight, opening, out.weight
-        kernels = token_kernels(x, state.window_key, state.conv, parameters=parameters)
+        parameters = self._token_parameters()
+        kernels = token_kernels(x, state.window_key, state.conv, parameters=parameters, shapes=self._shapes)
         if kernels is None:
             return None
 
@@ -204,6 +197,13 @@ class NeuralMemory(nn.Module):
             return call, after
 
         return begin
+
+    def _token_parameters(self) -> tuple[Tensor | None, ...]:
+        """What the kernel for one token reads, in its order."""
+        mixing, opening = (None if module is None else module.weight for module in (self.conv, self.output_gate))
+        gates = self.gating.linear
+        retain, norm = self.gating.retain, self.norm.weight
+        return self.qkv.weight, mixing, gates.weight, gates.bias, retain, norm, opening, self.out.weight
 
     def read(self, x: Tensor, state: MemoryState) -> Tensor:
         """Look up with x (B, T, dim), as if it came next, without writing it: -> (B, T, dim). The state stays as it is.
@@ -231,9 +231,9 @@ class NeuralMemory(nn.Module):
     def _project(self, x, state: MemoryState, mask, cu_seqlens) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """q, k (B, T, H, K), v (B, T, H, V) and the convolution's new tail."""
         mixed, tail = self.qkv(x), None
-        kernel = None
-        if mask is None and cu_seqlens is None:
-            weight = None if self.conv is None else self.conv.weight
+        kernel, weight = None, None if self.conv is None else self.conv.weight
+        fits = mixed.shape[-1] == sum(self.splits) and (weight is None or tuple(weight.shape) == self._shapes[1])
+        if fits and mask is None and cu_seqlens is None and plain(self.conv):
             kernel = layer_kernel(self.config.backend, mixed, weight, state.conv)
         if kernel is not None:
             dims = tuple(n // self.heads for n in self.splits)
@@ -269,6 +269,9 @@ class NeuralMemory(nn.Module):
 
     def _output(self, y: Tensor, x: Tensor) -> Tensor:
         gate = None if self.output_gate is None else self.output_gate(x).view(y.shape)
+        if not plain(self.norm):
+            y = self.norm(y)
+            return self.out((y if gate is None else y * F.silu(gate)).flatten(2))
         return self.out(rms_norm(y, self.norm.weight, self.norm.eps, gate, self.config.backend).flatten(2))
 
     def _check(self, x: Tensor, state: MemoryState | None, mask, cu_seqlens) -> tuple[Tensor, MemoryState]:

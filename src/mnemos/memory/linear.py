@@ -11,8 +11,10 @@ from .mode import token_kernels
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear`: x (..., in), weight (out, in), bias (out,) -> (..., out). A single row without gradients on a CPU goes through
     a kernel that reads the weight as one stream, at about twice the speed of a general matrix product."""
-    if x.numel() == weight.shape[1] and weight.is_contiguous():
-        kernels = token_kernels(x, weight, bias)
+    out, n = weight.shape
+    if x.numel() == x.shape[-1] == n:
+        parameters = (weight,) if bias is None else (weight, bias)
+        kernels = token_kernels(x, parameters=parameters, shapes=((out, n), (out,))[: len(parameters)])
         if kernels is not None:
             return kernels.linear(x, weight, bias)
     return F.linear(x, weight, bias)

@@ -27,9 +27,20 @@ class Mode(NamedTuple):
     native: bool = False
 
 
-def token_kernels(*tensors: Tensor | None, parameters: Sequence[Tensor | None] = ()):
+Shape = tuple[int, ...]
+
+
+def shapes_of(tensors: Sequence[Tensor | None]) -> tuple[Shape | None, ...]:
+    """For `token_kernels`, from parameters as they were made."""
+    return tuple(None if x is None else tuple(x.shape) for x in tensors)
+
+
+def token_kernels(
+    *tensors: Tensor | None, parameters: Sequence[Tensor | None] = (), shapes: Sequence[Shape | None] = ()
+):
     """kernels/token.py where it can work on these tensors, else None: numbers of one type in the CPU's memory, no gradients, no
-    autocast, and nobody who records or transforms operations. Parameters must be contiguous too."""
+    autocast, and nobody who records or transforms operations. Parameters must be contiguous and have these shapes too: a kernel reads
+    as much as it was made for, whatever somebody has put in their place."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return None
     if torch._C._are_functorch_transforms_active() or torch.is_autocast_enabled("cpu"):
@@ -40,8 +51,8 @@ def token_kernels(*tensors: Tensor | None, parameters: Sequence[Tensor | None] =
             dtype = dtype or x.dtype
             if type(x) not in PLAIN or not x.is_cpu or x.dtype != dtype:
                 return None
-    for x in parameters:
-        if x is not None and not x.is_contiguous():
+    for x, shape in zip(parameters, shapes, strict=True):
+        if (x is None) != (shape is None) or (x is not None and (x.shape != shape or not x.is_contiguous())):
             return None
     if dtype not in (torch.float32, torch.float64):
         return None

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..memory import NeuralMemory
-from ..memory.mode import FEW, plain, token_kernels
+from ..memory.mode import FEW, Shape, plain, token_kernels
 from ..memory.norm import RMSNorm
 from ..nn import Attention, QKProjection, SwiGLU
 from .config import MnemosConfig
@@ -144,7 +144,11 @@ class Block(GradientCheckpointingLayer):
             return None
         norms = first.weight, None if between is None else between.weight, last.weight
         join, maps = None if joint is None else (joint.weight, joint.bias), (up.weight, down.weight)
-        kernels = token_kernels(x, parameters=(*norms, *(join or ()), *maps))
+        dim, hidden = x.shape[-1], feed.hidden
+        shapes: list[Shape | None] = [None if norm is None else (dim,) for norm in norms]
+        shapes += [] if gate is None else [(gate.heads, dim), (gate.heads,)]
+        shapes += [(2 * hidden, dim), (dim, hidden)]
+        kernels = token_kernels(x, parameters=(*norms, *(join or ()), *maps), shapes=shapes)
         if kernels is None:
             return None
         begin = {}

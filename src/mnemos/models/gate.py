@@ -45,9 +45,9 @@ class Gate(nn.Module):
         if self.linear is None:
             return y * m.sigmoid()
         additive = self.mode == "additive"
-        if x.numel() <= FEW and plain(self.linear):
+        if x.numel() <= FEW and x.shape == y.shape == m.shape and plain(self.linear):
             parameters = self.linear.weight, self.linear.bias
-            kernels = token_kernels(x, y, m, parameters=parameters)
+            kernels = token_kernels(x, y, m, parameters=parameters, shapes=((self.heads, x.shape[-1]), (self.heads,)))
             if kernels is not None:
                 return kernels.join(x, y, m, *parameters, additive)
         g = self.linear(x).sigmoid().repeat_interleave(x.shape[-1] // self.heads, dim=-1)  # B T D

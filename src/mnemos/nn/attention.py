@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mnemos.memory.mode import plain, token_kernels
+from mnemos.memory.mode import plain, shapes_of, token_kernels
 
 from .cache import RowCache, place_tokens
 from .heads import Heads, attend
@@ -97,6 +97,7 @@ class Attention(Heads):
         if window is not None and window < 1:
             raise ValueError(f"window={window} must be >= 1, or None for all tokens")
         self.window = window
+        self._shapes = shapes_of(self._token_parameters())
 
     def forward(
         self,
@@ -179,19 +180,22 @@ class Attention(Heads):
         call, after = begin()
         return call(x), after()
 
+    def _token_parameters(self) -> tuple[Tensor | None, ...]:
+        """What the kernel for one token reads, in its order."""
+        norms = (None if norm is None else norm.weight for norm in (self.q_norm, self.k_norm))
+        return self.qkv.weight, *norms, self.out.weight
+
     def begin_token(
         self, x: Tensor, cache: AttentionCache
     ) -> Callable[[], tuple[Any, Callable[[], AttentionCache]]] | None:
         """As `NeuralMemory.begin_token`."""
         self.check(x, None, cache, AttentionCache)
         self._check_cache(cache, 0)
-        qkv, q_norm, k_norm, out = modules = self.qkv, self.q_norm, self.k_norm, self.out
         W, P = self.window, cache.persistent
-        if W is None or not plain(*modules):
+        if W is None or not plain(self.qkv, self.q_norm, self.k_norm, self.out):
             return None
-        norms = (None if norm is None else norm.weight for norm in (q_norm, k_norm))
-        parameters = qkv.weight, *norms, out.weight
-        kernels = token_kernels(x, cache.key, cache.value, parameters=parameters)
+        parameters = self._token_parameters()
+        kernels = token_kernels(x, cache.key, cache.value, parameters=parameters, shapes=self._shapes)
         if kernels is None or not cache.position.is_contiguous():
             return None
 

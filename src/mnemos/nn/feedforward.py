@@ -32,7 +32,8 @@ class SwiGLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.numel() <= FEW and plain(self.gate_up, self.down):
             maps = self.gate_up.weight, self.down.weight
-            kernels = token_kernels(x, parameters=maps)
+            dim, hidden = x.shape[-1], self.hidden
+            kernels = token_kernels(x, parameters=maps, shapes=((2 * hidden, dim), (dim, hidden)))
             if kernels is not None:
                 return kernels.feed(x, *maps)
         gate, up = self.gate_up(x).chunk(2, dim=-1)

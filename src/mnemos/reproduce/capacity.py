@@ -11,8 +11,7 @@ from ..memory import MemorySpec
 def run(cell: dict[str, Any]) -> dict[str, Any]:
     """With `features`: the largest n that comes back exactly, beside the bound. With `structure`: error and recall of n pairs."""
     if "features" in cell:
-        found = bare_capacity(linear_spec(cell["features"], cell["degree"], dim=cell["dim"]), cell["seeds"])
-        return {name.replace(" ", "_").replace("^", ""): value for name, value in found.items()}
+        return {**bare_capacity(linear_spec(cell["features"], cell["degree"], dim=cell["dim"]), cell["seeds"])}
     spec = MemorySpec(
         key_dim=cell["dim"],
         value_dim=cell["dim"],

@@ -21,7 +21,8 @@ from typing import Any
 
 import yaml
 
-from ..eval.files import read_json, write_json
+from ..eval.files import finite, read_json
+from ..whole import write_text
 
 Cell = dict[str, Any]
 FIELDS = {"question", "kind", "fixed", "models", "runs", "quick", "tables", "plots", "claims", "finding"}
@@ -83,8 +84,11 @@ class Experiment:
         return read_json(path)["cells"] if path.exists() else []
 
     def write(self, rows: list[dict[str, Any]], path: Path, machine: str) -> None:
+        """Strict JSON, a line per cell, so that what changes can be read."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"experiment": self.name, "machine": machine, "cells": rows})
+        lines = ",\n".join(json.dumps(finite(row), allow_nan=False) for row in rows)
+        head = json.dumps({"experiment": self.name, "machine": machine})
+        write_text(path, f'{head[:-1]}, "cells": [\n{lines}\n]}}\n')
 
 
 def find(name: str | None = None, root: str | Path = "experiments") -> list[Experiment]:

@@ -16,8 +16,8 @@ from ..demo.facts import CHANCE, VOCABULARY, lesson
 from ..demo.measure import recall_by_distance
 from ..models import MnemosForCausalLM
 from ..trials import Course, train
+from ..trials.text import corpus
 from .models import config_of
-from .text import corpus
 
 NEAR = 8  # tokens of text between facts and questions, at most, while the task is new
 BEGIN, END = 0.3, 0.9  # shares of the steps between which the distance grows, by the same factor at each

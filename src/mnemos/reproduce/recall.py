@@ -15,9 +15,9 @@ from ..data.tasks import mqar
 from ..eval.recall import accuracy, logits_of
 from ..models import MnemosForCausalLM
 from ..trials import Course, train
+from ..trials.text import TEST_SEED
 from .models import config_of
 
-TEST_SEED = 2**31  # no training batch has it
 LEAST = (2, 16)  # pairs and tokens of the shortest examples
 
 

@@ -6,7 +6,8 @@ A table in a config:
     {title: ..., rows: model, values: [bits@chunk8, bits@chunk64], lower: true}
 
 `best`: what is tuned; each point shows the value of it that did best on average over seeds. `lower`: less is better. `where`: which rows
-count; a list admits any of its values. `values` in place of columns and value: one column per measured quantity.
+count; a list admits any of its values. `values` in place of columns and value: one column per measured quantity, all of the rows that are
+best by the first of them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..ablate.summary import interval
+from ..trials.intervals import interval
 
 Row = dict[str, Any]
 
@@ -63,10 +64,11 @@ def pivot(rows: list[Row], names: Iterable[str], table: dict[str, Any]) -> tuple
     found: dict[tuple[Any, Any], str] = {}
     if "values" in table:
         columns: list[Any] = list(table["values"])
+        kept = chosen if best is None else tuned(chosen, names, best, columns[0], lower)
         for value in columns:
-            kept = tuned(chosen, names, best, value, lower)
             for line in lines:
-                found[line, value] = shown([row[value] for row in kept if row[down] == line])
+                same = [row[value] for row in kept if row[down] == line and row.get(value) is not None]
+                found[line, value] = shown(same)
     else:
         value, across = table["value"], table["columns"]
         columns = sorted({row[across] for row in chosen if across in row})

@@ -3,47 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import math
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.embedded import documents
 from ..models import MnemosForCausalLM
 from ..train.config import ScheduleConfig
 from ..train.control import GateWatch, gates, memories, set_chunk_size, silent_memory
 from ..train.schedules import chunk_size
 from ..trials import Course, train
+from ..trials.text import TEST_SEED, bits, corpus, rows
 from .models import config_of
-
-TEST_SEED = 2**31
-CHARACTERS = 2**21
-PLACES = (Path("../shared/data"), Path("data"))  # where a corpus that is a file is looked for
-
-
-@cache
-def corpus(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes to learn, and the last twentieth, held out: of the embedded text, or of a file in one of `PLACES`."""
-    if name == "embedded":
-        data = "".join(documents(CHARACTERS)).encode()
-    else:
-        found = [place / name for place in PLACES if (place / name).is_file()]
-        if not found:
-            raise ValueError(f"the corpus {name} is in none of {', '.join(map(str, PLACES))}: put it there")
-        data = found[0].read_bytes()
-    whole = np.frombuffer(data, np.uint8).astype(np.int64)
-    border = len(whole) * 19 // 20
-    return whole[:border], whole[border:]
-
-
-def rows(text: np.ndarray, count: int, length: int, seed: int) -> Tensor:
-    """Pieces from random places: (count, length)."""
-    starts = np.random.default_rng(seed).integers(len(text) - length, size=count)
-    return torch.from_numpy(np.stack([text[i : i + length] for i in starts]))
 
 
 def run(cell: dict[str, Any]) -> dict[str, Any]:
@@ -77,16 +48,6 @@ def run(cell: dict[str, Any]) -> dict[str, Any]:
         set_chunk_size(model, size)
         found[f"bits@chunk{size}"] = bits(model, test)
     return found
-
-
-@torch.no_grad()
-def bits(model: MnemosForCausalLM, ids: Tensor, skip: int = 1) -> float:
-    """Mean bits of the tokens from position `skip` on."""
-    labels = ids.clone()
-    labels[:, :skip] = -100
-    batches = zip(ids.split(16), labels.split(16))
-    total = sum(model(x, labels=y, use_cache=False).loss.double() * len(x) for x, y in batches)
-    return float(total / len(ids) / math.log(2))
 
 
 @torch.no_grad()

@@ -69,7 +69,10 @@ def estimate(config: TrainConfig, processes: int = 1) -> Estimate:
     model = presets.config(config.model.preset, config.model.size, **chosen)
     parameters = presets.count(model)
     steps = config.total_steps(parameters)
-    blocks = {kind: _measure(model, kind) for kind in dict.fromkeys(model.blocks)}
+    # devices have no kernels for memories: what the torch path keeps is what counts
+    torch_path = {"memory_backend": "torch"} if model.has_memory else {}
+    measured = presets.config(config.model.preset, config.model.size, **chosen | torch_path)
+    blocks = {kind: _measure(measured, kind) for kind in dict.fromkeys(model.blocks)}
     sharded = 1 if config.parallel.strategy == "ddp" else processes
     kept = sum(blocks[kind][1] for kind in model.blocks)
     if config.gradient_checkpointing:  # the inputs of all blocks, and one block as it is recomputed
@@ -101,6 +104,7 @@ class _Meta(nn.Module):
 
 
 def _vocabulary(tokenizer: str) -> int:
+    """Of a tokenizer that need not exist yet; one of a hub is taken to have the papers' 32,000 tokens."""
     name, _, size = tokenizer.partition(":")
     if name == "bpe" and size.isdigit():
         return int(size)
