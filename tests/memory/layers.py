@@ -13,7 +13,8 @@ DIM, HEADS, T = 12, 3, 21
 
 CASES = {
     "titans": {},
-    "no residual": dict(skip=False, start_scale=0.02),
+    "residual": dict(skip=True),
+    "start not read": dict(skip=True, read_start=False),
     "no gates": dict(momentum=False, retain=False, depth=3),
     "fixed retention": dict(momentum=False, retain="fixed", structure="linear"),
     "omega": dict(structure="gated_mlp", window=3, gate="token*decay*per-lag"),

@@ -15,7 +15,7 @@ from mnemos.reproduce.kinds import KINDS, run_cell
 from mnemos.reproduce.needle import longest
 from mnemos.reproduce.page import names, page, readme
 from mnemos.reproduce.plots import draw, points
-from mnemos.reproduce.recall import stages
+from mnemos.reproduce.recall import stage
 from mnemos.reproduce.runner import missing
 from mnemos.reproduce.tables import tuned
 from mnemos.reproduce.verdicts import FAILS, HOLDS, NOISE, OPEN
@@ -87,8 +87,8 @@ def test_an_unknown_kind_is_refused():
 
 
 def test_batches_begin_short_and_end_as_they_are_tested():
-    assert stages(64, 512)[-1] == (64, 512) and stages(4, 64)[0] == (2, 16)
-    assert all(4 * pairs <= length for pairs, length in stages(16, 64))
+    assert stage(0.99, 64, 512) == (64, 512) and stage(0.0, 4, 64) == (2, 16)
+    assert all(4 * pairs <= length for pairs, length in (stage(done / 10, 16, 64) for done in range(10)))
     assert longest(0, 10, 1000) == 8 and longest(9, 10, 1000) == 1000
 
 

@@ -17,7 +17,7 @@ constexpr int kMaxMaps = 32;
 constexpr int64_t kSerial = 1 << 20;  // numbers of a matrix below which a second thread costs more than it saves
 
 struct Sizes {  // all int64, as Python fills it in
-  int64_t groups, lanes, entries, l2, before, threads, poison;
+  int64_t groups, lanes, heads, entries, l2, before, threads, poison;
   int64_t in[kMaxMaps], out[kMaxMaps], maps[kMaxMaps];  // of each group; two maps are joined by geglu
 };
 
@@ -27,7 +27,8 @@ struct Arrays {
   const T *weight, *momentum, *retain;  // G c, G, G; no momentum: 0, no retain: 1
   const T *W[kMaxMaps], *S[kMaxMaps], *A[kMaxMaps];
   T *newW[kMaxMaps], *newS[kMaxMaps];  // may be W and S themselves; newS: none where the memory has no momentum
-  T* y;                                // G V
+  const T* start[kMaxMaps];            // (heads, in, out): maps that nothing writes, read with the same query where there is `said`
+  T *y, *said;                         // G V
 };
 
 // z (c, ·) += x (c, m) M (m, n); ld: distance between rows of z
@@ -106,9 +107,23 @@ class Token {
       if (g < last) joint[g].value(z, x, 1);
     }
     std::copy_n(z, V, a.y + lane * V);
+    if (a.said) read_start(lane, x, z);
   }
 
  private:
+  // said = the network at the start's maps; x, z: workspace
+  void read_start(int64_t lane, T* x, T* z) const {
+    const int64_t head = lane % s.heads, F = s.in[0], V = s.out[s.groups - 1];
+    std::copy_n(a.query + lane * F, F, x);
+    for (int g = 0, i = 0; g < s.groups; i += s.maps[g++]) {
+      const int64_t n = s.out[g], wide = s.maps[g] * n, whole = s.in[g] * n;
+      std::fill_n(z, wide, T(0));
+      for (int k = 0; k < s.maps[g]; k++) add_product(x, a.start[i + k] + head * whole, z + k * n, 1, s.in[g], n, wide);
+      if (g + 1 < s.groups) joint[g].value(z, x, 1);
+    }
+    std::copy_n(z, V, a.said + lane * V);
+  }
+
   // S <- momentum S - Σ_e weight_e u_eᵀ d_e, W <- retain W + S, and z += x W, row by row: memory likes few streams
   void write_and_read(int i, int64_t lane, int64_t m, int64_t n, const T* u, const T* d, int64_t ld, const T* x, T* z,
                       T* spare) const {
@@ -331,7 +346,7 @@ struct Layer {
   Gemm<T> gemm;
   const T *x, *tail;                                                // B dim, B width-1 C
   const T *qkv, *conv, *gates, *gates_bias, *retain;                // the layer's parameters; retain: H, the same at all tokens
-  const T *norm, *output_gate, *out;
+  const T *norm, *start_norm, *output_gate, *out;                   // start_norm: none where the start is not read
   T *y, *new_tail;                                                  // B dim
 };
 
@@ -344,12 +359,12 @@ struct LayerSizes {
 template <typename T>
 int layer(const LayerSizes& l, const Mix& m, const Sizes& s, const Layer<T>& p, Arrays<T> a) {
   const int64_t B = m.B, H = m.H, G = B * H, C = H * (2 * m.K + m.V), gates = H * (1 + l.momentum + l.retain), V = m.V;
-  const int64_t room = 2 * B * C + B * gates + 3 * G + 4 * G * V;
+  const int64_t room = 2 * B * C + B * gates + 3 * G + 5 * G * V;
   const std::unique_ptr<T[]> ws(new (std::nothrow) T[room]);
   if (!ws) return 0;
   if (s.poison) std::fill_n(ws.get(), room, std::numeric_limits<T>::quiet_NaN());
   T *mixed = ws.get(), *qkv = mixed + B * C, *mapped = qkv + B * C, *lr = mapped + B * gates, *momentum = lr + G,
-    *retain = momentum + G, *target = retain + G, *y = target + G * V, *normed = y + G * V, *open = normed + G * V;
+    *retain = momentum + G, *target = retain + G, *y = target + G * V, *normed = y + G * V, *open = normed + G * V, *said = open + G * V;
   linear(p.gemm, p.x, p.gates, mapped, B, l.dim, gates, s.threads);
   bool finite = true;
   for (int64_t b = 0; b < B; b++)
@@ -371,10 +386,15 @@ int layer(const LayerSizes& l, const Mix& m, const Sizes& s, const Layer<T>& p, 
   for (int64_t i = 0; i < G * V; i++) target[i] = subtract ? v[i] - k[i] : v[i];
   a.query = q, a.keys = k, a.values = target, a.weight = lr, a.y = y;
   a.momentum = l.momentum ? momentum : nullptr, a.retain = l.retain || p.retain ? retain : nullptr;
+  a.said = p.start_norm ? said : nullptr;
   if (!step(s, a)) return 0;
-  if (l.residual)
-    for (int64_t i = 0; i < G * V; i++) y[i] += q[i];
+  for (int64_t i = 0; l.residual && i < G * V; i++) y[i] += q[i];
   norm(y, p.norm, normed, G, V, V, T(1) / V, T(m.eps));
+  if (p.start_norm) {
+    for (int64_t i = 0; l.residual && i < G * V; i++) said[i] += q[i];
+    norm(said, p.start_norm, said, G, V, V, T(1) / V, T(m.eps));
+    for (int64_t i = 0; i < G * V; i++) normed[i] += said[i];
+  }
   if (p.output_gate) {
     linear(p.gemm, p.x, p.output_gate, open, B, l.dim, H * V, s.threads);
     for (int64_t i = 0; i < G * V; i++) normed[i] *= open[i] * sigmoid(open[i]);

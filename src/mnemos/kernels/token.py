@@ -21,14 +21,17 @@ from ..memory.structures import Chain
 from .build import Unavailable, gemm, library
 
 Many = ctypes.c_int64 * (2 * MAPS)
-Pointers = ctypes.c_void_p * (5 * 2 * MAPS)
+Pointers = ctypes.c_void_p * (6 * 2 * MAPS)
 Matrices = Sequence[Sequence[Tensor]]
 SERIAL = 1 << 20  # numbers of a state or matrix below which a second thread costs more than it saves
 
 
 class Sizes(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("groups", "lanes", "entries", "l2", "before", "threads", "poison")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("groups", "lanes", "heads", "entries", "l2", "before", "threads", "poison")
+        ),
         *((name, Many) for name in ("in", "out", "maps")),
     ]
 
@@ -43,8 +46,9 @@ class Mix(ctypes.Structure):
 class Arrays(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("query", "keys", "values", "weight", "momentum", "retain")),
-        ("matrices", Pointers),  # W, S, A, newW, newS, 2 * MAPS each
+        ("matrices", Pointers),  # W, S, A, newW, newS, start, 2 * MAPS each
         ("y", ctypes.c_void_p),
+        ("said", ctypes.c_void_p),
     ]
 
 
@@ -68,6 +72,7 @@ class Layer(ctypes.Structure):
             "gates_bias",
             "retain",
             "norm",
+            "start_norm",
             "output_gate",
             "out",
             "y",
@@ -189,12 +194,13 @@ def _function(name: str, dtype: torch.dtype):
 
 
 @functools.lru_cache(maxsize=256)
-def _sizes(spec: MemorySpec, lanes: int, threads: int, poison: bool) -> Sizes:
+def _sizes(spec: MemorySpec, rows: int, heads: int, threads: int, poison: bool) -> Sizes:
     groups = _chain(spec).groups
     shapes = [spec.shapes[group[0]] for group in groups]
     return Sizes(
         len(shapes),
-        lanes,
+        rows * heads,
+        heads,
         spec.window,
         spec.objective == "l2",
         spec.read == "before",
@@ -234,7 +240,7 @@ def _arrays(spec: MemorySpec, old: Matrices, new: Matrices, vectors: Sequence[in
         if xs:
             at, order = kind * 2 * MAPS, [i for group in _chain(spec).groups for i in group]
             pointers[at : at + len(order)] = [xs[i].data_ptr() for i in order]
-    return Arrays(*vectors[:6], pointers, vectors[6])
+    return Arrays(*vectors[:6], pointers, vectors[6], None)
 
 
 def chain_step(
@@ -254,7 +260,7 @@ def chain_step(
     given = [None if x is None else x.contiguous() for x in (query, *entries, weight, *gates)]
     y = query.new_empty(query.shape[0], 1, spec.value_dim)
     B, H = old[0][0].shape[:2]
-    sizes, arrays = _sizes(spec, B * H, _threads(old[0]), _poison()), _arrays(spec, old, new, _at(*given, y))
+    sizes, arrays = _sizes(spec, B, H, _threads(old[0]), _poison()), _arrays(spec, old, new, _at(*given, y))
     _check_room(_function("step", y.dtype)(ctypes.addressof(sizes), ctypes.addressof(arrays)))
     return y
 
@@ -299,7 +305,7 @@ def _layer_sizes(
     return (
         LayerSizes(config.dim, config.momentum, retain, spec.residual, config.lr_ceiling),
         Mix(B, H, spec.key_dim, spec.value_dim, width, QK_NORMS[config.qk_norm], config.eps, bound),
-        _sizes(spec, B * H, threads, poison),
+        _sizes(spec, B, H, threads, poison),
     )
 
 
@@ -308,15 +314,16 @@ def layer(
 ) -> tuple[LayerCall, Tensor | None]:
     """A memory layer at one token, to be called or given to `block`, and where the new tail will be.
 
-    parameters: qkv, convolution, gates and their bias, fixed retain, norm, output gate, out; all contiguous. old, new: as in `chain_step`.
+    parameters: qkv, convolution, gates and their bias, fixed retain, norm, norm of the start, output gate, out, and the start's maps
+    where it is read; all contiguous. old, new: as in `chain_step`.
     """
-    W, conv = old[0], parameters[1]
+    W, conv, start = old[0], parameters[1], [x for x in parameters[9:] if x is not None]
     width = 0 if conv is None else conv.shape[0]
     tail = None if tail is None else tail.contiguous()
     new_tail = None if tail is None else torch.empty_like(tail)
     sizes = _layer_sizes(config, width, W[0].shape[0], _threads(W), _poison())
-    arrays = _arrays(config.spec, old, new)  # the kernel makes the vectors itself
-    pointers = Layer(gemm(W[0].dtype), None, *_at(tail, *parameters, None, new_tail))
+    arrays = _arrays(config.spec, old, (*new, start))  # the kernel makes the vectors itself
+    pointers = Layer(gemm(W[0].dtype), None, *_at(tail, *parameters[:9], None, new_tail))
     return LayerCall((*sizes, pointers, arrays), (tail, parameters, old, new)), new_tail
 
 

@@ -29,10 +29,12 @@ class NeuralMemoryConfig:
     lr_init, momentum_init, retain_init, gate_init, decay_init: what the gates are before training.
     learned_start: learn the weights a memory starts from; False starts from 0 (memories of a single fast map only).
     features "exp": the first fast map starts at 0 anyway; its kernel, exp(τ (q·k - |k|²)), has a learned τ per head.
-    start_scale: what the last map of the learned start is multiplied by. An optimiser such as Adam moves that map by its own rate at every
-    step, while a token's write is about 1 / chunk_size: at 1 the start soon says more than what was written, which is good for
-    text and bad for recall. skip: add the query to what is read, and the key to what is predicted, in structures with a residual.
-    For recall set start_scale to 0.1 / chunk_size and skip to False (docs/log.md).
+    read_start: also read the learned start itself, with the same query and through a norm of its own, whatever was written since: a
+    small network that says what is always so. The memory then begins next to empty, and what it says is what it was told.
+    start_scale: what the last map of the learned start is multiplied by where the memory begins; by default 0.1 / chunk_size, a
+    tenth of what a token writes, and 1 without read_start. An optimiser such as Adam moves that map by its own rate at every step:
+    at 1 the start soon says more than what was written, and nothing is learned of that (docs/log.md).
+    skip: add the query to what is read, and the key to what is predicted, in structures with a residual.
     conv_width: width of the causal convolution over q, k, v; 0 or None for none. qk_norm: "l2", "rms" or "none".
     value_bound: values are shortened to less than this norm, v / sqrt(1 + |v|² / bound²), which keeps deep memories
     stable and costs nothing, for the output is normalised; None leaves them as they are.
@@ -67,7 +69,7 @@ class NeuralMemoryConfig:
     ns_steps: int = 5
     ns_coefficients: str = "muon"
     normalize: bool = False
-    skip: bool = True
+    skip: bool = False
 
     momentum: bool = True
     retain: bool | str = True
@@ -80,7 +82,8 @@ class NeuralMemoryConfig:
     gate_init: float = 0.9
     decay_init: float = 0.95
     learned_start: bool = True
-    start_scale: float = 1.0
+    read_start: bool = True
+    start_scale: float | None = None
     conv_width: int | None = 4
     qk_norm: str = "l2"
     value_bound: float | None = 1.0
@@ -120,8 +123,9 @@ class NeuralMemoryConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value < 1:
                 raise ValueError(f"{name}={value!r} must lie between 0 and 1, ends excluded")
-        if not (isinstance(self.start_scale, int | float) and 0 < self.start_scale < float("inf")):
-            raise ValueError(f"start_scale={self.start_scale!r} must be a number > 0")
+        scale = self.start_scale
+        if not (scale is None or (isinstance(scale, int | float) and 0 < scale < float("inf"))):
+            raise ValueError(f"start_scale={scale!r} must be None or a number > 0")
         for name in ("max_lr", "value_bound"):
             value = getattr(self, name)
             if not (value is None or value > 0):
@@ -160,6 +164,18 @@ class NeuralMemoryConfig:
     @property
     def gate_parts(self) -> tuple[str, ...]:
         return () if self.gate == "none" else tuple(self.gate.split("*"))
+
+    @property
+    def reads_start(self) -> bool:
+        """`read_start`, where there is a start to read: what grows (features "exp") begins with no map of its own size."""
+        return self.read_start and self.learned_start and not self.spec.grows
+
+    @property
+    def start_size(self) -> float:
+        """`start_scale`, or what experiments chose."""
+        if self.start_scale is not None:
+            return self.start_scale
+        return 0.1 / self.chunk_size if self.reads_start else 1.0
 
     @property
     def momentum_start(self) -> float:

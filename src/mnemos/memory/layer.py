@@ -84,6 +84,7 @@ class NeuralMemory(nn.Module):
             nn.ParameterList(torch.empty(H, *shape) for shape in self.spec.shapes) if config.learned_start else None
         )
         self.norm = RMSNorm(self.spec.value_dim, config.eps)
+        self.start_norm = RMSNorm(self.spec.value_dim, config.eps) if config.reads_start else None
         self.output_gate = Linear(config.dim, H * self.spec.value_dim, bias=False) if config.output_gate else None
         self.out = Linear(H * self.spec.value_dim, config.dim, bias=False)
         self._shapes = shapes_of(self._token_parameters())
@@ -116,7 +117,7 @@ class NeuralMemory(nn.Module):
         else:
             stds = self._start_stds()
             start = [bounded(w, STRETCH * std * sum(d**0.5 for d in w.shape[1:])) for w, std in zip(self.W0[:-1], stds)]
-            start.append(self.config.start_scale * self.W0[-1])
+            start.append(self.config.start_size * self.W0[-1])
         like = self.qkv.weight
         if start:
             state = self.spec.initial_state(start, batch)
@@ -156,7 +157,7 @@ class NeuralMemory(nn.Module):
             y, state = step(q, k, v, gates, state, self.spec, self.features, mask, self.config.backend)
         else:
             y, state = scan(q, k, v, gates, state, self.spec, self.features, mask, cu_seqlens, self.config.backend)
-        y, state = self._output(y, x), dataclasses.replace(state, conv=tail)
+        y, state = self._output(y, q, x), dataclasses.replace(state, conv=tail)
         return (y, state) if record is None else (y, state, record)
 
     def _token(self, x: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState] | None:
@@ -177,7 +178,8 @@ class NeuralMemory(nn.Module):
         if torch.is_grad_enabled() or not step_by_kernel(config.backend, x, spec):
             return None
         x, state = self._check(x, state, None, None)
-        if not plain(self.qkv, self.conv, self.gating, self.gating.linear, self.norm, self.output_gate, self.out):
+        parts = self.qkv, self.conv, self.gating, self.gating.linear, self.norm, self.start_norm
+        if not plain(*parts, self.output_gate, self.out):
             return None
         parameters = self._token_parameters()
         kernels = token_kernels(x, state.window_key, state.conv, parameters=parameters, shapes=self._shapes)
@@ -199,11 +201,22 @@ class NeuralMemory(nn.Module):
         return begin
 
     def _token_parameters(self) -> tuple[Tensor | None, ...]:
-        """What the kernel for one token reads, in its order."""
-        mixing, opening = (None if module is None else module.weight for module in (self.conv, self.output_gate))
-        gates = self.gating.linear
-        retain, norm = self.gating.retain, self.norm.weight
-        return self.qkv.weight, mixing, gates.weight, gates.bias, retain, norm, opening, self.out.weight
+        """What the kernel for one token reads, in its order: the maps of the start are last."""
+        modules = self.conv, self.norm, self.start_norm, self.output_gate
+        mixing, norm, start, opening = (None if module is None else module.weight for module in modules)
+        gates, maps = self.gating.linear, () if self.start_norm is None else tuple(self.W0 or ())
+        return (
+            self.qkv.weight,
+            mixing,
+            gates.weight,
+            gates.bias,
+            self.gating.retain,
+            norm,
+            start,
+            opening,
+            self.out.weight,
+            *maps,
+        )
 
     def read(self, x: Tensor, state: MemoryState) -> Tensor:
         """Look up with x (B, T, dim), as if it came next, without writing it: -> (B, T, dim). The state stays as it is.
@@ -216,7 +229,7 @@ class NeuralMemory(nn.Module):
             raise ValueError("read needs a state: what mem(x) or mem.write(x) returned, or mem.initial_state(batch)")
         x, state = self._check(x, state, None, None)
         q = self._project(x, state, None, None)[0]
-        return self._output(read(q, state, self.spec, self.features), x)
+        return self._output(read(q, state, self.spec, self.features), q, x)
 
     def write(
         self, x: Tensor, state: MemoryState | None = None, mask: Tensor | None = None, cu_seqlens: Tensor | None = None
@@ -267,12 +280,33 @@ class NeuralMemory(nn.Module):
             gates.momentum = momentum_since_commit(position, self.spec.commit, gates.lr)
         return gates
 
-    def _output(self, y: Tensor, x: Tensor) -> Tensor:
+    def _output(self, y: Tensor, q: Tensor, x: Tensor) -> Tensor:
+        """y (B, T, H, V), as q (B, T, H, K) read it from the memory -> (B, T, dim)."""
         gate = None if self.output_gate is None else self.output_gate(x).view(y.shape)
-        if not plain(self.norm):
-            y = self.norm(y)
-            return self.out((y if gate is None else y * F.silu(gate)).flatten(2))
-        return self.out(rms_norm(y, self.norm.weight, self.norm.eps, gate, self.config.backend).flatten(2))
+        z = self._normed(self.norm, y, gate)
+        if self.start_norm is not None:
+            z = z + self._normed(self.start_norm, self._read_start(q), gate)
+        return self.out(z.flatten(2))
+
+    def _normed(self, norm: RMSNorm, y: Tensor, gate: Tensor | None) -> Tensor:
+        if plain(norm):
+            return rms_norm(y, norm.weight, norm.eps, gate, self.config.backend)
+        return norm(y) if gate is None else norm(y) * F.silu(gate)
+
+    def _read_start(self, q: Tensor) -> Tensor:
+        """What the learned start says of q (B, T, H, K), whatever was written since: -> (B, T, H, V)."""
+        lifted = (q if self.features is None else self.features(q)).transpose(1, 2)  # B H T F
+
+        maps, kind = tuple(self.W0 or ()), q.device.type
+        low = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else q.dtype
+
+        def network(x: Tensor, *maps: Tensor) -> tuple[Tensor]:
+            return (self.spec.network.forward(x.to(low), lambda i, x: x @ maps[i].to(low)),)
+
+        again = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        (y,) = recomputed(network, lifted, *maps) if again else network(lifted, *maps)
+        y = y.transpose(1, 2)
+        return y + q if self.spec.residual else y
 
     def _check(self, x: Tensor, state: MemoryState | None, mask, cu_seqlens) -> tuple[Tensor, MemoryState]:
         """Refuse what does not fit, in words; fill in the state; blank masked tokens, which may hold anything."""

@@ -70,6 +70,7 @@ OMEGA: dict[str, Any] = {
     "momentum": False,
 }
 ATLAS: dict[str, Any] = OMEGA | {"rule": "muon", "momentum": True}
+TTT: dict[str, Any] = {"momentum": False, "retain": False, "chunk_size": 16, "read_start": False, "skip": True}
 LINEAR: dict[str, Any] = {"structure": "linear", "momentum": False, "learned_start": False}
 KERNEL: dict[str, Any] = {"features": "exp", "momentum": False, "retain": False}
 PERSISTENT = {"num_persistent_tokens": 4}
@@ -132,11 +133,9 @@ PRESETS = {
             "ttt-linear",
             "lmm",
             "test-time training of a matrix",
-            {"structure": "linear", "momentum": False, "retain": False, "chunk_size": 16},
+            TTT | {"structure": "linear"},
         ),
-        Preset(
-            "ttt-mlp", "lmm", "test-time training of an MLP", {"momentum": False, "retain": False, "chunk_size": 16}
-        ),
+        Preset("ttt-mlp", "lmm", "test-time training of an MLP", TTT),
         Preset("transformer", "attention", "full attention, no memory"),
         Preset("swa", "swa", "sliding-window attention, no memory"),
     )

@@ -1,7 +1,8 @@
 """Kind "recall": a model learns MQAR and is asked. Batches begin short and grow to the length that is tested.
 
-Zoology trains each length apart, for 64 passes over 100,000 examples. Here a quarter of the steps each has an eighth, a quarter, a half and
-all of the pairs, in examples as much shorter: the same task, learned in minutes on a processor's core. P pairs, T tokens, V vocabulary.
+Zoology trains each length apart, for 64 passes over 100,000 examples. Here the first tenth of the steps has an eighth of the pairs, in examples
+as much shorter; the second a quarter, two more a half, and the rest all: the same task, learned in minutes on a processor's core.
+P pairs, T tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -19,23 +20,25 @@ from ..trials.text import TEST_SEED
 from .models import config_of
 
 LEAST = (2, 16)  # pairs and tokens of the shortest examples
+UNTIL = ((0.1, 8), (0.2, 4), (0.4, 2))  # the share of a training that is over, and what part of the task it has until then
 
 
-def stages(pairs: int, length: int) -> list[tuple[int, int]]:
-    """(P, T) of the parts of a training, from short to long.
+def stage(done: float, pairs: int, length: int) -> tuple[int, int]:
+    """(P, T) of the examples when `done` of the training, from 0 to 1, is over: from short to long.
 
-    >>> stages(16, 256)
+    >>> [stage(done, 16, 256) for done in (0, 0.1, 0.2, 0.4)]
     [(2, 32), (4, 64), (8, 128), (16, 256)]
     """
-    return [(max(LEAST[0], pairs // part), max(LEAST[1], length // part)) for part in (8, 4, 2, 1)]
+    part = next((part for until, part in UNTIL if done < until), 1)
+    return max(LEAST[0], pairs // part), max(LEAST[1], length // part)
 
 
 def run(cell: dict[str, Any]) -> dict[str, Any]:
     """accuracy: the share of right answers at the cell's own pairs and length, and at each [pairs, length] of `also`."""
-    parts, steps, seed, vocab = stages(cell["pairs"], cell["length"]), cell["steps"], cell["seed"], cell["vocab_size"]
+    steps, seed, vocab = cell["steps"], cell["seed"], cell["vocab_size"]
 
     def batch(step: int) -> tuple[Tensor, Tensor]:
-        pairs, length = parts[step * len(parts) // steps]
+        pairs, length = stage(step / steps, cell["pairs"], cell["length"])
         made = mqar(max(1, cell["tokens"] // length), length, pairs, vocab, seed=(seed + 1) * steps + step)
         ids, labels = made.for_language_model()
         return torch.from_numpy(ids), torch.from_numpy(labels)
