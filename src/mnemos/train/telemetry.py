@@ -215,7 +215,8 @@ def peak_memory(device: torch.device) -> float:
 
 def flops_per_token(model, length: int) -> float:
     """Model FLOPs of one token in training: 6 per weight that multiplies it, 12 per attended key and channel, and for a memory
-    of M fast weights 24 M (forward, error, gradient and read, each 2 M, and twice that again in the backward pass)."""
+    of M fast weights 24 M (forward, error, gradient and read, each 2 M, and twice that again in the backward pass), and 6 M for its
+    start where that is read too."""
     config = model.config
     weights = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "persistent" not in name)
     total = 6.0 * weights  # the embedding counts once, as the head it is tied to
@@ -228,5 +229,5 @@ def flops_per_token(model, length: int) -> float:
         if kind in ("lmm", "mag", "mal", "mac"):
             memory = config.memory_config
             fast = memory.head_count * sum(a * b for a, b in memory.spec.shapes)
-            total += 24 * fast
+            total += (30 if memory.reads_start else 24) * fast
     return total
