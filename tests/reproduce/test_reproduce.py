@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -10,7 +11,9 @@ import pytest
 import yaml
 
 from mnemos.cli import main
+from mnemos.models import presets
 from mnemos.reproduce import Experiment, find, pivot, run, verdicts
+from mnemos.reproduce.experiment import DEFAULTS
 from mnemos.reproduce.kinds import KINDS, run_cell
 from mnemos.reproduce.needle import longest
 from mnemos.reproduce.page import names, page, readme
@@ -79,6 +82,19 @@ def test_stability_tells_a_rate_that_is_safe_from_one_that_is_not():
     assert run_cell(cell)["diverged"] == 0 and run_cell(cell)["step"] <= 2
     wild = run_cell(cell | {"lr_scale": 8})
     assert wild["diverged"] > 0.2 and wild["step"] > 2
+
+
+def test_results_are_kept_for_the_defaults_they_were_measured_with():
+    """If this fails, a preset's settings have changed: raise DEFAULTS if it computes something else now, and write the new hash here."""
+    derived = ("start_size", "lr_ceiling", "lr_start", "momentum_start")
+    settings = {}
+    for name in presets.names():
+        config = presets.config(name)
+        memory = config.memory_config if config.has_memory else None
+        settings[name] = [config.blocks, config.num_persistent_tokens, config.gate_mode]
+        settings[name] += [memory.to_json(), [getattr(memory, part) for part in derived]] if memory else []
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+    assert (DEFAULTS, digest) == (2, "b4706a765a622b8e")
 
 
 def test_an_unknown_kind_is_refused():

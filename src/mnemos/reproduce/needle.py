@@ -20,13 +20,13 @@ from ..trials.text import corpus
 from .models import config_of
 
 NEAR = 8  # tokens of text between facts and questions, at most, while the task is new
-BEGIN, END = 0.3, 0.9  # shares of the steps between which the distance grows, by the same factor at each
+BEGIN, END = 0.15, 0.4  # shares of the steps between which the distance grows, by the same factor at each
 
 
 def longest(step: int, steps: int, most: int) -> int:
     """The largest distance at a step: near, then growing geometrically to `most`.
 
-    >>> [longest(t, 100, 800) for t in (0, 30, 60, 90, 99)]
+    >>> [longest(t, 1000, 800) for t in (0, 150, 275, 400, 999)]
     [8, 8, 80, 800, 800]
     """
     done = min(1.0, max(0.0, (step / steps - BEGIN) / (END - BEGIN)))
