@@ -5,6 +5,7 @@ Shapes: B batch, T time, H heads, K key dim, V value dim, N documents of a packe
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +38,9 @@ def bounded(w: Tensor, limit: float) -> Tensor:
     >>> round(torch.linalg.matrix_norm(bounded(torch.randn(1, 8, 32), 2.0), 2).item(), 2) <= 2
     True
     """
-    with torch.autocast(w.device.type, enabled=False):  # eighth powers leave the range of half precision
+    kind = w.device.type
+    full = torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else contextlib.nullcontext()
+    with full:  # eighth powers leave the range of half precision
         wide = w.to(torch.promote_types(w.dtype, torch.float32))
         gram = wide @ wide.mT if w.shape[1] <= w.shape[2] else wide.mT @ wide
         squared = gram.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None].clamp(min=1e-12)
