@@ -247,6 +247,15 @@ def test_the_chunk_of_a_live_model_changes_what_it_computes_and_what_is_saved(tm
 
 
 @pytest.mark.parametrize("preset", ["titans-mag", "atlas-mag"])
+def test_another_chunk_leaves_what_a_memory_starts_from():
+    model = carried_model("titans-mag")
+    memory = model.model.layers[0].mixer.memory
+    before = [w.clone() for w in memory.initial_state(1).weights]
+    set_chunk_size(model, 4)
+    assert all(torch.equal(w, old) for w, old in zip(memory.initial_state(1).weights, before))
+    assert MnemosForCausalLM(model.config).model.layers[0].mixer.memory.config == memory.config
+
+
 def test_a_run_finishes_with_the_small_chunk(tmp_path, preset):
     schedule = {"finish_chunk": 4, "finish_share": 0.5}
     result = Trainer(small(tmp_path, preset, steps=4, schedule=schedule, data={"carry_state": True})).train()

@@ -111,7 +111,7 @@ def compile_blocks(model: MnemosForCausalLM) -> None:
 def set_chunk_size(model: MnemosForCausalLM, size: int) -> None:
     """Change the memory's chunk on a live model, and in its config, so that what is saved is what was trained.
 
-    The range of the inner learning rate, which the chunk would set, stays what it was. States made before belong to another
+    The range of the inner learning rate and the size of the start, which the chunk would set, stay what they were. States made before belong to another
     memory from now on. With rule "muon" the memory commits once per chunk, unless `commit_every` says otherwise.
 
     >>> from mnemos.models import MnemosForCausalLM, presets
@@ -129,7 +129,7 @@ def set_chunk_size(model: MnemosForCausalLM, size: int) -> None:
     commit = old.commit_every
     if commit is not None and size % commit:
         commit = next(c for c in range(min(commit, size), 0, -1) if size % c == 0)
-    changed = {"chunk_size": size, "max_lr": old.lr_ceiling, "commit_every": commit}
+    changed = {"chunk_size": size, "max_lr": old.lr_ceiling, "start_scale": old.start_size, "commit_every": commit}
     config.memory = dict(config.memory or {}) | changed
     new = dataclasses.replace(old, **changed)
     for memory in memories(model).values():
