@@ -246,7 +246,6 @@ def test_the_chunk_of_a_live_model_changes_what_it_computes_and_what_is_saved(tm
         assert torch.equal(model(ids).logits, before)
 
 
-@pytest.mark.parametrize("preset", ["titans-mag", "atlas-mag"])
 def test_another_chunk_leaves_what_a_memory_starts_from():
     model = carried_model("titans-mag")
     memory = model.model.layers[0].mixer.memory
@@ -256,6 +255,7 @@ def test_another_chunk_leaves_what_a_memory_starts_from():
     assert MnemosForCausalLM(model.config).model.layers[0].mixer.memory.config == memory.config
 
 
+@pytest.mark.parametrize("preset", ["titans-mag", "atlas-mag"])
 def test_a_run_finishes_with_the_small_chunk(tmp_path, preset):
     schedule = {"finish_chunk": 4, "finish_share": 0.5}
     result = Trainer(small(tmp_path, preset, steps=4, schedule=schedule, data={"carry_state": True})).train()
