@@ -27,7 +27,7 @@ struct Arrays {
   const T *weight, *momentum, *retain;  // G c, G, G; no momentum: 0, no retain: 1
   const T *W[kMaxMaps], *S[kMaxMaps], *A[kMaxMaps];
   T *newW[kMaxMaps], *newS[kMaxMaps];  // may be W and S themselves; newS: none where the memory has no momentum
-  const T* start[kMaxMaps];            // (heads, in, out): maps that nothing writes, read with the same query where there is `said`
+  const T* start[kMaxMaps];            // (heads, in, out): maps that nothing writes, read with the same queries where there is `said`
   T *y, *said;                         // G V
 };
 
@@ -72,6 +72,7 @@ class Token {
     }
     back_at = room, room += c * widest;
     room += 3 * widest;
+    if (a.said) room = std::max(room, 2 * s.lanes / s.heads * widest);
   }
 
   int64_t room = 0;  // numbers of workspace
@@ -107,23 +108,23 @@ class Token {
       if (g < last) joint[g].value(z, x, 1);
     }
     std::copy_n(z, V, a.y + lane * V);
-    if (a.said) read_start(lane, x, z);
+  }
+
+  // said = the network at the start's maps, for all rows of a head at once: the maps are the same for all of them
+  void read_start(int64_t head, T* ws) const {
+    const int64_t rows = s.lanes / s.heads, F = s.in[0], V = s.out[s.groups - 1];
+    T *x = ws, *z = x + rows * widest;
+    for (int64_t b = 0; b < rows; b++) std::copy_n(a.query + (b * s.heads + head) * F, F, x + b * F);
+    for (int g = 0, i = 0; g < s.groups; i += s.maps[g++]) {
+      const int64_t n = s.out[g], wide = s.maps[g] * n;
+      std::fill_n(z, rows * wide, T(0));
+      for (int k = 0; k < s.maps[g]; k++) add_product(x, a.start[i + k] + head * s.in[g] * n, z + k * n, rows, s.in[g], n, wide);
+      if (g + 1 < s.groups) joint[g].value(z, x, rows);
+    }
+    for (int64_t b = 0; b < rows; b++) std::copy_n(z + b * V, V, a.said + (b * s.heads + head) * V);
   }
 
  private:
-  // said = the network at the start's maps; x, z: workspace
-  void read_start(int64_t lane, T* x, T* z) const {
-    const int64_t head = lane % s.heads, F = s.in[0], V = s.out[s.groups - 1];
-    std::copy_n(a.query + lane * F, F, x);
-    for (int g = 0, i = 0; g < s.groups; i += s.maps[g++]) {
-      const int64_t n = s.out[g], wide = s.maps[g] * n, whole = s.in[g] * n;
-      std::fill_n(z, wide, T(0));
-      for (int k = 0; k < s.maps[g]; k++) add_product(x, a.start[i + k] + head * whole, z + k * n, 1, s.in[g], n, wide);
-      if (g + 1 < s.groups) joint[g].value(z, x, 1);
-    }
-    std::copy_n(z, V, a.said + lane * V);
-  }
-
   // S <- momentum S - Σ_e weight_e u_eᵀ d_e, W <- retain W + S, and z += x W, row by row: memory likes few streams
   void write_and_read(int i, int64_t lane, int64_t m, int64_t n, const T* u, const T* d, int64_t ld, const T* x, T* z,
                       T* spare) const {
@@ -175,6 +176,9 @@ bool step(const Sizes& s, const Arrays<T>& a) {
 #pragma omp for schedule(dynamic)
     for (int64_t lane = 0; lane < s.lanes; lane++)
       if (ws) token.run(lane, ws.get());
+#pragma omp for schedule(dynamic)
+    for (int64_t head = 0; head < (a.said ? s.heads : 0); head++)
+      if (ws) token.read_start(head, ws.get());
   }
   return enough;
 }

@@ -64,12 +64,12 @@ TITANS: dict[str, Any] = {}
 OMEGA: dict[str, Any] = {
     "features": "monomials",
     "degree": 2,
-    "key_dim": 16,
+    "key_dim": 10,  # 66 features
     "window": 16,
     "gate": "token",
     "momentum": False,
 }
-ATLAS: dict[str, Any] = OMEGA | {"rule": "muon", "momentum": True}
+ATLAS: dict[str, Any] = OMEGA | {"rule": "muon", "momentum": True, "chunk_size": 128}
 TTT: dict[str, Any] = {"momentum": False, "retain": False, "chunk_size": 16, "read_start": False, "skip": True}
 LINEAR: dict[str, Any] = {"structure": "linear", "momentum": False, "learned_start": False}
 KERNEL: dict[str, Any] = {"features": "exp", "momentum": False, "retain": False}

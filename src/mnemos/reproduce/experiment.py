@@ -22,10 +22,11 @@ from typing import Any
 import yaml
 
 from ..eval.files import finite, read_json
+from ..models import presets
 from ..whole import write_text
 
 Cell = dict[str, Any]
-DEFAULTS = 2  # to be raised when presets begin to compute something else: kept results of models are then run again
+DEFAULTS = 2  # to be raised when models begin to compute something else by the same settings: kept results are then run again
 FIELDS = {"question", "kind", "fixed", "models", "runs", "quick", "tables", "plots", "claims", "finding"}
 
 
@@ -72,7 +73,11 @@ class Experiment:
 
     def digest(self, cell: Cell, quick: bool = False) -> str:
         """Changes whenever anything does that a result depends on."""
-        whole = self.whole(cell, quick) | ({"defaults": DEFAULTS} if "model" in cell else {})
+        whole = self.whole(cell, quick)
+        preset = whole["model"]["preset"] if "model" in whole else whole.get("preset")
+        if preset in presets.PRESETS:
+            row = presets.PRESETS[preset]
+            whole |= {"defaults": DEFAULTS, "row": [row.block, row.memory, row.model]}
         text = json.dumps(whole, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from . import capacity, needle, recall, scale, stability, text
+from ..train.guard import not_finite
+from . import capacity, needle, recall, scale, stability, story, text
 
 KINDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "recall": recall.run,
     "text": text.run,
     "needle": needle.run,
+    "story": story.run,
     "capacity": capacity.run,
     "stability": stability.run,
     "scale": scale.run,
@@ -19,10 +21,16 @@ KINDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 
 def run_cell(cell: dict[str, Any]) -> dict[str, Any]:
-    """The numbers of a cell, rounded to six digits: more would be noise, and the files are kept."""
+    """The numbers of a cell, rounded to six digits: more would be noise, and the files are kept. Of a model that training has broken
+    nothing can be measured: {"diverged": 1}, which is a result."""
     if cell["kind"] not in KINDS:
         raise ValueError(f"kind={cell['kind']!r} is unknown; choose one of {', '.join(KINDS)}")
-    found = KINDS[cell["kind"]]({name: value for name, value in cell.items() if name != "kind"})
+    try:
+        found = KINDS[cell["kind"]]({name: value for name, value in cell.items() if name != "kind"})
+    except ValueError as error:
+        if not not_finite(error):
+            raise
+        return {"diverged": 1}
     return {name: _rounded(value) for name, value in found.items()}
 
 

@@ -20,11 +20,7 @@ from ..trials.text import TEST_SEED
 from .models import config_of
 
 LEAST = (2, 16)  # pairs and tokens of the shortest examples
-UNTIL = (
-    (0.1, 8),
-    (0.2, 4),
-    (0.4, 2),
-)  # the share of a training that is over, and what part of the task it has until then
+UNTIL = ((0.1, 8), (0.2, 4), (0.4, 2))  # until this share of a training: examples so many times smaller
 
 
 def stage(done: float, pairs: int, length: int) -> tuple[int, int]:

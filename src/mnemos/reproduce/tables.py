@@ -75,19 +75,21 @@ def pivot(rows: list[Row], names: Iterable[str], table: dict[str, Any]) -> tuple
         kept = tuned(chosen, names, best, value, lower)
         for line in lines:
             for column in columns:
-                found[line, column] = shown([row[value] for row in kept if (row[down], row[across]) == (line, column)])
+                here = [row for row in chosen if (row[down], row.get(across)) == (line, column)]
+                broken = any("diverged" in row and value not in row for row in here)
+                found[line, column] = shown([row[value] for row in kept if row in here], "diverged" if broken else "–")
     corner = down if "values" in table else f"{down} \\ {table['columns']}"
     return [corner, *map(str, columns)], [[str(line), *(found[line, column] for column in columns)] for line in lines]
 
 
-def shown(values: list[float]) -> str:
-    """Mean, with the 95 % interval over seeds where there are several; a dash where there is nothing.
+def shown(values: list[float], nothing: str = "–") -> str:
+    """Mean, with the 95 % interval over seeds where there are several; a dash, or another word, where there is nothing.
 
     >>> shown([0.5]), shown([0.5, 0.6, 0.7]), shown([]), shown([44])
     ('0.500', '0.600 ± 0.248', '–', '44')
     """
     if not values:
-        return "–"
+        return nothing
     mean, half = interval(values)
     if all(isinstance(x, int) for x in values) and len(set(values)) == 1:
         return f"{values[0]:,}"

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..train.config import OptimConfig, ScheduleConfig
+from ..train.guard import not_finite
 from ..train.optimisers import Optimisers
 from ..train.schedules import lr_factor
 
@@ -43,7 +44,13 @@ def train(model: nn.Module, course: Course) -> dict[str, Any]:
     for step in range(course.steps):
         ids, labels = course.batch(step)
         optimisers.set_factor(lr_factor(ScheduleConfig(), step, course.steps))
-        found = model(ids, labels=labels).loss
+        try:
+            found = model(ids, labels=labels).loss
+        except ValueError as error:
+            if not not_finite(error):
+                raise
+            bad += 1
+            continue
         optimisers.zero_grad()
         found.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), course.clip)
