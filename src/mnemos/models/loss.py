@@ -25,8 +25,10 @@ def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tens
         low = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight = hidden.to(low), weight.to(low)
     keep = targets != IGNORED
-    total = _CrossEntropy.apply(hidden, weight, targets)
-    return total, keep.sum()
+    count = keep.sum()
+    if hidden.device.type == "cpu" and not torch.compiler.is_compiling() and count < len(targets):  # elsewhere: not worth waiting for
+        hidden, targets = hidden[keep], targets[keep]
+    return _CrossEntropy.apply(hidden, weight, targets), count
 
 
 class _CrossEntropy(torch.autograd.Function):
