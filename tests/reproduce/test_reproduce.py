@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from mnemos.cli import main
-from mnemos.models import presets
+from mnemos.models import MnemosForCausalLM, presets
 from mnemos.reproduce import Experiment, find, pivot, run, verdicts
 from mnemos.reproduce.experiment import DEFAULTS
 from mnemos.reproduce.kinds import KINDS, run_cell
@@ -22,6 +24,7 @@ from mnemos.reproduce.recall import stage
 from mnemos.reproduce.runner import missing
 from mnemos.reproduce.tables import tuned
 from mnemos.reproduce.verdicts import FAILS, HOLDS, NOISE, OPEN
+from mnemos.trials import Course, train
 
 ROOT = Path(__file__).parents[2] / "experiments"
 SMALL = {"dim": 16, "layers": 1, "tokens": 64, "steps": 2, "examples": 4, "lr": 0.01, "seed": 0}
@@ -97,6 +100,47 @@ def test_results_are_kept_for_the_defaults_they_were_measured_with():
         settings[name] += [memory.to_json(), [getattr(memory, part) for part in derived]] if memory else []
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
     assert (DEFAULTS, digest) == (2, "c9c2c4ff25148cc9")
+
+
+def test_results_belong_to_the_row_of_their_preset(tmp_path, monkeypatch):
+    made = experiment(
+        tmp_path, kind="recall", models={"a": {"preset": "swa"}, "b": {"preset": "deltanet"}}, runs=[{"model": "all"}]
+    )
+    before = [made.digest(cell) for cell in made.cells()]
+    row = presets.PRESETS["deltanet"]
+    monkeypatch.setitem(presets.PRESETS, "deltanet", dataclasses.replace(row, memory={**row.memory, "conv_width": 2}))
+    after = [made.digest(cell) for cell in made.cells()]
+    assert before[0] == after[0] and before[1] != after[1]
+
+
+def test_a_model_that_training_breaks_is_a_result(tmp_path, monkeypatch):
+    def broken(cell):
+        raise ValueError("gates.lr must be finite and >= 0, but ranges over [nan, nan]")
+
+    monkeypatch.setitem(KINDS, "recall", broken)
+    assert run_cell({"kind": "recall"}) == {"diverged": 1}
+    rows = [
+        {"model": "a", "lr": 1, "accuracy": 0.5},
+        {"model": "a", "lr": 2, "diverged": 1},
+        {"model": "b", "lr": 1, "accuracy": 0.25},
+    ]
+    table = {"rows": "model", "columns": "lr", "value": "accuracy"}
+    assert pivot(rows, ["model", "lr"], table)[1] == [["a", "0.500", "diverged"], ["b", "0.250", "–"]]
+
+
+def test_a_step_whose_gates_are_not_finite_is_skipped_and_counted():
+    model = MnemosForCausalLM(
+        presets.config("titans-lmm", hidden_size=16, num_hidden_layers=1, vocab_size=16, memory_heads=1)
+    )
+    ids = torch.arange(16)[None]
+
+    def batch(step):
+        with torch.no_grad():
+            model.get_input_embeddings().weight.fill_(math.nan if step == 1 else 0.1)
+        return ids, ids
+
+    found = train(model, Course(3, 1e-3, batch))
+    assert found["bad_steps"] == 1 and math.isfinite(found["train_loss"])
 
 
 def test_an_unknown_kind_is_refused():

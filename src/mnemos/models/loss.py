@@ -26,7 +26,9 @@ def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tens
         hidden, weight = hidden.to(low), weight.to(low)
     keep = targets != IGNORED
     count = keep.sum()
-    if hidden.device.type == "cpu" and not torch.compiler.is_compiling() and count < len(targets):  # elsewhere: not worth waiting for
+    if (
+        hidden.device.type == "cpu" and not torch.compiler.is_compiling() and count < len(targets)
+    ):  # elsewhere: not worth waiting for
         hidden, targets = hidden[keep], targets[keep]
     return _CrossEntropy.apply(hidden, weight, targets), count
 

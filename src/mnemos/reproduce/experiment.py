@@ -26,7 +26,9 @@ from ..models import presets
 from ..whole import write_text
 
 Cell = dict[str, Any]
-DEFAULTS = 2  # to be raised when models begin to compute something else by the same settings: kept results are then run again
+DEFAULTS = (
+    2  # to be raised when models begin to compute something else by the same settings: kept results are then run again
+)
 FIELDS = {"question", "kind", "fixed", "models", "runs", "quick", "tables", "plots", "claims", "finding"}
 
 
