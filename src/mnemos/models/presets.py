@@ -72,7 +72,7 @@ OMEGA: dict[str, Any] = {
 ATLAS: dict[str, Any] = OMEGA | {"rule": "muon", "momentum": True, "chunk_size": 128}
 TTT: dict[str, Any] = {"momentum": False, "retain": False, "chunk_size": 16, "read_start": False, "skip": True}
 LINEAR: dict[str, Any] = {"structure": "linear", "momentum": False, "learned_start": False}
-KERNEL: dict[str, Any] = {"features": "exp", "momentum": False, "retain": False}
+KERNEL: dict[str, Any] = {"features": "exp", "momentum": False, "retain": False, "skip": True}
 PERSISTENT = {"num_persistent_tokens": 4}
 
 PRESETS = {

@@ -36,10 +36,11 @@ def stage(done: float, pairs: int, length: int) -> tuple[int, int]:
 def run(cell: dict[str, Any]) -> dict[str, Any]:
     """accuracy: the share of right answers at the cell's own pairs and length, and at each [pairs, length] of `also`."""
     steps, seed, vocab = cell["steps"], cell["seed"], cell["vocab_size"]
+    fill = cell.get("fill", "random")
 
     def batch(step: int) -> tuple[Tensor, Tensor]:
         pairs, length = stage(step / steps, cell["pairs"], cell["length"])
-        made = mqar(max(1, cell["tokens"] // length), length, pairs, vocab, seed=(seed + 1) * steps + step)
+        made = mqar(max(1, cell["tokens"] // length), length, pairs, vocab, fill=fill, seed=(seed + 1) * steps + step)
         ids, labels = made.for_language_model()
         return torch.from_numpy(ids), torch.from_numpy(labels)
 
@@ -49,7 +50,7 @@ def run(cell: dict[str, Any]) -> dict[str, Any]:
     asked = {"accuracy": (cell["pairs"], cell["length"])}
     asked |= {f"accuracy@{pairs}x{length}": (pairs, length) for pairs, length in cell.get("also", [])}
     found = {
-        name: accuracy(logits_of(model), mqar(cell["examples"], length, pairs, vocab, seed=TEST_SEED))["accuracy"]
+        name: accuracy(logits_of(model), mqar(cell["examples"], length, pairs, vocab, fill=fill, seed=TEST_SEED))["accuracy"]
         for name, (pairs, length) in asked.items()
     }
     return found | trained
