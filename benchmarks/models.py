@@ -77,19 +77,16 @@ def decode(job: dict) -> dict:
     cache, read, rates = None, 0, {}
     if job["compiled"]:
         model.compile_decoding()
-        tokens, warm = torch.randint(0, 256, (job["batch"], 1)), model.state(torch.randint(0, 256, (job["batch"], 60)))
+        tokens, warm = torch.randint(0, 256, (1, 1)), model.state(torch.randint(0, 256, (1, 60)))
         for _ in range(80):  # every graph, the one of a chunk's end too
             warm = model(tokens, past_key_values=warm, use_cache=True).past_key_values
             warm.inplace = True
-    if job["batch"] > 1:  # sessions at different positions
-        starts = [model.state(torch.randint(0, 256, (1, 1 + 5 * i))) for i in range(job["batch"])]
-        cache = type(starts[0]).stack(starts)
     for at in job["at"]:
         while read < at:
             n = min(4096, at - read)
-            cache = model.state(torch.randint(0, 256, (job["batch"], n)), cache)
+            cache = model.state(torch.randint(0, 256, (1, n)), cache)
             read += n
-        tokens = torch.randint(0, 256, (job["batch"], 1))
+        tokens = torch.randint(0, 256, (1, 1))
         taken = []
         for i in range(job["tokens"] + 10):
             start = time.perf_counter()
@@ -100,8 +97,56 @@ def decode(job: dict) -> dict:
             if i >= 10:
                 taken.append(time.perf_counter() - start)
         read += job["tokens"] + 10
-        rates[str(at)] = job["batch"] / median(taken)
+        rates[str(at)] = 1 / median(taken)
     return {"rates": rates, "bytes": 0 if cache is None else cache.nbytes}
+
+
+@torch.no_grad()
+def flat(job: dict) -> dict:
+    """Caches at several positions, a token for each in turn: what the machine does meanwhile meets all of them alike."""
+    model = make(job["name"], 4).eval()
+    torch.manual_seed(0)
+    cache, read, caches, taken = None, 0, {}, {}
+    for at in job["at"]:
+        while read < at:
+            n = min(4096, at - read)
+            cache = model.state(torch.randint(0, 256, (1, n)), cache)
+            read += n
+        caches[at] = cache.fork(1)
+    token = torch.randint(0, 256, (1, 1))
+    for i in range(job["tokens"] + 10):
+        for at in caches:
+            start = time.perf_counter()
+            caches[at] = model(token, past_key_values=caches[at], use_cache=True).past_key_values
+            if i >= 10:
+                taken.setdefault(at, []).append(time.perf_counter() - start)
+            caches[at].inplace = True
+    return {
+        "ms": {at: 1000 * median(xs) for at, xs in taken.items()},
+        "bytes": {at: c.nbytes for at, c in caches.items()},
+    }
+
+
+@torch.no_grad()
+def sessions(job: dict) -> dict:
+    """One session, and many at different positions, 25 tokens of each in turn, twelve times."""
+    model = make(job["name"], 4).eval()
+    torch.manual_seed(0)
+    starts = [model.state(torch.randint(0, 256, (1, 101 + 5 * i))) for i in range(job["batch"])]
+    caches, taken = {1: starts[0].fork(1), job["batch"]: type(starts[0]).stack(starts)}, {}
+    for _ in range(12):
+        for rows, cache in caches.items():
+            tokens = torch.randint(0, 256, (rows, 1))
+            for i in range(25):
+                start = time.perf_counter()
+                output = model(tokens, past_key_values=cache, use_cache=True)
+                cache = output.past_key_values
+                cache.inplace = True
+                tokens = output.logits[:, -1:].argmax(-1)
+                if i >= 5:  # the state is back in the processor's cache
+                    taken.setdefault(rows, []).append(time.perf_counter() - start)
+            caches[rows] = cache
+    return {"rates": {rows: rows / median(xs) for rows, xs in taken.items()}, "bytes": caches[job["batch"]].nbytes}
 
 
 def run(**job) -> dict:
@@ -188,22 +233,43 @@ def show_vocabulary(runs: int) -> None:
     )
 
 
-def show_decode(names: list[str], at: list[int], batch: int, kinds: tuple[bool, ...] = (False, True)) -> None:
+def show_decode(names: list[str], at: list[int]) -> None:
     rows = []
     for name in names:
-        for compiled in kinds:
+        for compiled in (False, True):
             if compiled and name == "titans-mac":
                 continue
-            result = run(kind="decode", name=name, at=at, batch=batch, tokens=100, compiled=compiled)
+            result = run(kind="decode", name=name, at=at, tokens=100, compiled=compiled)
             label = f"{name}, compiled" if compiled else name
             if "error" in result:
                 rows.append([label, result["error"]] + [""] * len(at))
                 continue
             rows.append([label, *(f"{rate:.0f}" for rate in result["rates"].values()), f"{result['bytes']:,}"])
             print("  " + " ".join(rows[-1]), flush=True)
-    sessions = "batch 1" if batch == 1 else f"{batch} sessions at different positions"
-    header = [f"tokens/s, depth 4, {sessions}", *(f"at {n:,}" for n in at), "state bytes"]
+    header = ["tokens/s, depth 4, batch 1", *(f"at {n:,}" for n in at), "state bytes"]
     print(table(header, rows), "\n")
+
+
+def show_flat(names: list[str], at: list[int]) -> None:
+    rows = []
+    for name in names:
+        found = run(kind="flat", name=name, at=at, tokens=300)
+        ms, first = found["ms"], found["ms"][str(at[0])]
+        rows.append(
+            [name, *(f"{ms[str(n)]:.2f} ms, {ms[str(n)] / first:.3f}" for n in at), f"{found['bytes'][str(at[-1])]:,}"]
+        )
+        print("  " + " ".join(rows[-1]), flush=True)
+    print(table(["a token, depth 4, in turn", *(f"at {n:,}" for n in at), "state bytes"], rows), "\n")
+
+
+def show_sessions(names: list[str], batch: int) -> None:
+    rows = []
+    for name in names:
+        found = run(kind="sessions", name=name, batch=batch)
+        one, many = (found["rates"][str(n)] for n in (1, batch))
+        rows.append([name, f"{one:.0f}", f"{many:.0f}", f"{many / one:.2f}", f"{found['bytes']:,}"])
+        print("  " + " ".join(rows[-1]), flush=True)
+    print(table(["tokens/s, depth 4, in turn", "one session", f"{batch} sessions", "times", "state bytes"], rows), "\n")
 
 
 def main() -> None:
@@ -215,7 +281,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.job:
         job = json.loads(options.job)
-        print(json.dumps((train if job.pop("kind") == "train" else decode)(job)))
+        print(json.dumps({"train": train, "decode": decode, "flat": flat, "sessions": sessions}[job.pop("kind")](job)))
         return
     print(machine(), "\n", flush=True)
     parts = {
@@ -224,9 +290,9 @@ def main() -> None:
         "atlas": lambda: show_atlas(options.runs),
         "lengths": lambda: show_lengths(options.plot),
         "vocabulary": lambda: show_vocabulary(options.runs),
-        "decode": lambda: show_decode(DECODED, [100], 1),
-        "flat": lambda: show_decode(["titans-lmm", "titans-mag", "titans-mal"], [100, 10_000, 100_000], 1, (False,)),
-        "batch": lambda: show_decode(["titans-lmm", "titans-mag"], [100], 16, (False,)),
+        "decode": lambda: show_decode(DECODED, [100]),
+        "flat": lambda: show_flat(["titans-lmm", "titans-mag", "titans-mal"], [100, 10_000, 100_000]),
+        "batch": lambda: show_sessions(["titans-lmm", "titans-mag", "titans-mal"], 16),
     }
     for name, part in parts.items():
         if options.only in (None, name):

@@ -50,7 +50,9 @@ def run(cell: dict[str, Any]) -> dict[str, Any]:
     asked = {"accuracy": (cell["pairs"], cell["length"])}
     asked |= {f"accuracy@{pairs}x{length}": (pairs, length) for pairs, length in cell.get("also", [])}
     found = {
-        name: accuracy(logits_of(model), mqar(cell["examples"], length, pairs, vocab, fill=fill, seed=TEST_SEED))["accuracy"]
+        name: accuracy(logits_of(model), mqar(cell["examples"], length, pairs, vocab, fill=fill, seed=TEST_SEED))[
+            "accuracy"
+        ]
         for name, (pairs, length) in asked.items()
     }
     return found | trained
