@@ -112,6 +112,7 @@ def flat(job: dict) -> dict:
             n = min(4096, at - read)
             cache = model.state(torch.randint(0, 256, (1, n)), cache)
             read += n
+        assert cache is not None
         caches[at] = cache.fork(1)
     token = torch.randint(0, 256, (1, 1))
     for i in range(job["tokens"] + 10):
