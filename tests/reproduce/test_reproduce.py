@@ -13,8 +13,9 @@ import torch
 import yaml
 
 from mnemos.cli import main
+from mnemos.data.tasks import mqar
 from mnemos.models import MnemosForCausalLM, presets
-from mnemos.reproduce import Experiment, find, pivot, run, verdicts
+from mnemos.reproduce import Experiment, find, pivot, recall, run, verdicts
 from mnemos.reproduce.experiment import DEFAULTS
 from mnemos.reproduce.kinds import KINDS, run_cell
 from mnemos.reproduce.needle import longest
@@ -113,7 +114,7 @@ def test_results_belong_to_the_row_of_their_preset(tmp_path, monkeypatch):
     assert before[0] == after[0] and before[1] != after[1]
 
 
-def test_a_model_that_training_breaks_is_a_result(tmp_path, monkeypatch):
+def test_a_model_that_training_breaks_is_a_result(monkeypatch):
     def broken(cell):
         raise ValueError("gates.lr must be finite and >= 0, but ranges over [nan, nan]")
 
@@ -152,6 +153,14 @@ def test_batches_begin_short_and_end_as_they_are_tested():
     assert stage(0.99, 64, 512) == (64, 512) and stage(0.0, 4, 64) == (2, 16)
     assert all(4 * pairs <= length for pairs, length in (stage(done / 10, 16, 64) for done in range(10)))
     assert longest(0, 10, 1000) == 8 and longest(9, 10, 1000) == 1000
+
+
+@pytest.mark.parametrize("fill", ["zero", "random"])
+def test_a_recall_is_learned_and_asked_with_the_same_filling(fill, monkeypatch):
+    seen = []
+    monkeypatch.setattr(recall, "mqar", lambda *a, **k: (seen.append(k["fill"]), mqar(*a, **k))[1])
+    run_cell(SMALL | CELLS["recall"] | {"kind": "recall", "fill": fill})
+    assert seen == [fill] * (SMALL["steps"] + 2)  # a batch for each step, and two kinds of questions
 
 
 def test_cells_are_products_and_carry_what_is_fixed(tmp_path):
