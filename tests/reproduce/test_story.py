@@ -28,6 +28,23 @@ def test_the_last_fact_about_a_person_is_the_answer():
         assert words[292] != words[297]
 
 
+def test_what_is_learned_from_asks_on_the_way_for_what_was_told_by_then():
+    text, asked = np.full(400, 7, np.uint8), 0
+    for number in range(20):
+        row = tell(text, 300, seed=5, number=number, asides=True)
+        words, place, facts = [WORDS[i - 256] if i >= 256 else None for i in row], {}, 0
+        for i in range(290):
+            if words[i] == ".":
+                who = max(j for j in range(i) if words[j] in WALKERS)
+                place[words[who]], facts = words[i - 1], facts + 1
+            if words[i] == "?":
+                assert facts % 2 == 0 and words[i + 1] == place[words[i - 1]]
+                asked += 1
+        answers = labelled(torch.from_numpy(row)[None])[0]
+        assert [words[i] for i in (answers != -100).nonzero().flatten() - 1] == ["?"] * (facts // 2 + 2)
+    assert asked > 40
+
+
 def test_only_answers_are_learned_and_asked_for():
     ids = torch.from_numpy(np.stack([tell(np.zeros(400, np.uint8), 120, seed=0, number=i) for i in range(3)]))
     labels = labelled(ids)

@@ -20,7 +20,7 @@ What Mnemos' memories learn, measured on two processor cores with small models. 
     mnemos reproduce --all --quick  # a small version of every experiment, and whether the orders of the kept results come out again
 
 ± is the 95 % interval over seeds; a number without it is one seed. *Within noise*: the interval of the difference holds 0, or, with fewer than
-three pairs, the difference is at most 0.01. Small models trained for minutes: an order found here need not hold at 1.3 B parameters.
+three pairs, the difference is at most 0.05. Small models trained for minutes: an order found here need not hold at 1.3 B parameters.
 """
 
 

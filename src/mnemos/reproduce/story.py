@@ -1,7 +1,8 @@
 """Kind "story": facts lie scattered in a long text, and the last one about a person counts, as in BABILong's qa1.
 
 Sentences are those of `data.tasks.story`, a token per word ("Mary went to the office ."); the text around them is bytes of a corpus. Two of
-the people are asked for at the end ("Where is Mary ? office"); only these answers are learned. Texts grow over the training as in `needle`.
+the people are asked for at the end ("Where is Mary ? office"); with `asides`, what is learned from has a question after every second fact
+too, as bAbI has. Only answers are learned. Texts grow over the training as in `needle`.
 Shapes: B rows, T tokens.
 """
 
@@ -25,7 +26,8 @@ WORDS = tuple(dict.fromkeys((*WALKERS, *PLACES, *" ".join(WALKS).split(), "the",
 VOCABULARY = 256 + len(WORDS)
 QUESTIONS = 2
 ASKED = 5 * QUESTIONS  # tokens of the questions and their answers
-ROOM = 10 * 7 + ASKED  # tokens that the longest story needs, ten sentences of up to seven, and its questions
+ROOM = 10 * 7 + 5 * 5 + ASKED  # tokens that the longest story needs, ten sentences of up to seven, and its questions
+MARK = 256 + WORDS.index("?")  # what an answer follows
 PIECE = 1024  # tokens per call while a long text is read
 
 
@@ -38,8 +40,10 @@ def spell(sentence: str) -> list[int]:
     return [256 + WORDS.index(word) for word in sentence.replace(".", " .").replace("?", " ?").split()]
 
 
-def tell(text: np.ndarray, length: int, seed: int, number: int) -> np.ndarray:
+def tell(text: np.ndarray, length: int, seed: int, number: int, asides: bool = False) -> np.ndarray:
     """Row `number` of a seed: `length` ids, a story scattered over bytes of the text, then two questions with their answers.
+
+    asides: there is also a question after every second fact, about somebody who was in one.
 
     >>> row = tell(np.zeros(500, np.uint8), 100, seed=0, number=0)
     >>> len(row), [WORDS[i - 256] for i in row[-5:-1]][:2]
@@ -52,8 +56,13 @@ def tell(text: np.ndarray, length: int, seed: int, number: int) -> np.ndarray:
         if len(place) >= QUESTIONS:
             break
     asked = rng.permutation(sorted(place))[:QUESTIONS]
-    end = [i for who in asked for i in (*spell(f"Where is {who}?"), *spell(place[who])[:1])]
-    sentences = [spell(fact) for fact in facts]
+    end = [i for who in asked for i in _question(who, place)]
+    sentences, known = [], {}
+    for count, fact in enumerate(facts, 1):
+        known[fact.split()[0]] = fact.split()[-1]
+        sentences.append(spell(fact))
+        if asides and count % 2 == 0:
+            sentences.append(_question(rng.choice(sorted(known)), known))
     room = length - len(end) - sum(map(len, sentences))
     begin = int(rng.integers(len(text) - room + 1)) if len(text) > room else 0
     filler = np.resize(text[begin:], room).astype(np.int64)
@@ -62,12 +71,14 @@ def tell(text: np.ndarray, length: int, seed: int, number: int) -> np.ndarray:
     return np.concatenate([*pieces, filler[cuts[-1] :], end]).astype(np.int64)
 
 
+def _question(who: str, place: dict[str, str]) -> list[int]:
+    return [*spell(f"Where is {who}?"), *spell(place[who])[:1]]
+
+
 def labelled(ids: Tensor) -> Tensor:
     """Labels of rows of `tell`: the answers alone."""
-    labels = torch.full_like(ids, -100)
-    for i in range(QUESTIONS):
-        labels[:, -1 - 5 * i] = ids[:, -1 - 5 * i]
-    return labels
+    after = torch.roll(ids, 1, 1) == MARK
+    return ids.masked_fill(~after, -100)
 
 
 @torch.no_grad()
@@ -88,7 +99,9 @@ def run(cell: dict[str, Any]) -> dict[str, Any]:
     def batch(step: int) -> tuple[Tensor, Tensor]:
         length = ROOM + longest(step, steps, cell["train_length"] - ROOM)
         rows = max(2, cell["tokens"] // length)
-        ids = torch.from_numpy(np.stack([tell(learn, length, (seed + 1) * steps + step, i) for i in range(rows)]))
+        ids = torch.from_numpy(
+            np.stack([tell(learn, length, (seed + 1) * steps + step, i, cell["asides"]) for i in range(rows)])
+        )
         return ids, labelled(ids)
 
     torch.manual_seed(seed)
