@@ -15,7 +15,7 @@ import yaml
 from mnemos.cli import main
 from mnemos.data.tasks import mqar
 from mnemos.models import MnemosForCausalLM, presets
-from mnemos.reproduce import Experiment, find, pivot, recall, run, verdicts
+from mnemos.reproduce import Experiment, find, pivot, recall, run, text, verdicts
 from mnemos.reproduce.experiment import DEFAULTS
 from mnemos.reproduce.kinds import KINDS, run_cell
 from mnemos.reproduce.needle import longest
@@ -127,6 +127,27 @@ def test_a_model_that_training_breaks_is_a_result(monkeypatch):
     ]
     table = {"rows": "model", "columns": "lr", "value": "accuracy"}
     assert pivot(rows, ["model", "lr"], table)[1] == [["a", "0.500", "diverged"], ["b", "0.250", "–"]]
+    partly = [{"model": "a", "x": 1.5, "diverged": 1}, {"model": "b", "x": 2.5}]
+    assert pivot(partly, ["model"], {"rows": "model", "values": ["x", "y"]})[1] == [
+        ["a", "1.500", "diverged"],
+        ["b", "2.500", "–"],
+    ]
+
+
+def test_a_chunk_at_which_a_memory_breaks_is_told_and_the_others_are_measured(monkeypatch):
+    cell = SMALL | {"kind": "text"} | CELLS["text"]
+    model_bits, calls = text.bits, []
+
+    def breaks_at_the_second(model, ids, skip=1):
+        calls.append(1)
+        if len(calls) == 4:  # after bits, and the two of routing
+            raise ValueError("gates.lr must be finite and >= 0, but ranges over [nan, nan]")
+        return model_bits(model, ids, skip)
+
+    monkeypatch.setattr(text, "bits", breaks_at_the_second)
+    found = run_cell(cell)
+    assert found["diverged"] == 1 and "bits@chunk4" not in found
+    assert math.isfinite(found["bits"]) and math.isfinite(found["bits@chunk16"])
 
 
 def test_a_step_whose_gates_are_not_finite_is_skipped_and_counted():

@@ -67,8 +67,10 @@ def pivot(rows: list[Row], names: Iterable[str], table: dict[str, Any]) -> tuple
         kept = chosen if best is None else tuned(chosen, names, best, columns[0], lower)
         for value in columns:
             for line in lines:
-                same = [row[value] for row in kept if row[down] == line and row.get(value) is not None]
-                found[line, value] = shown(same)
+                here = [row for row in kept if row[down] == line]
+                found[line, value] = shown(
+                    [row[value] for row in here if row.get(value) is not None], _nothing(here, value)
+                )
     else:
         value, across = table["value"], table["columns"]
         columns = sorted({row[across] for row in chosen if across in row})
@@ -76,10 +78,14 @@ def pivot(rows: list[Row], names: Iterable[str], table: dict[str, Any]) -> tuple
         for line in lines:
             for column in columns:
                 here = [row for row in chosen if (row[down], row.get(across)) == (line, column)]
-                broken = any("diverged" in row and value not in row for row in here)
-                found[line, column] = shown([row[value] for row in kept if row in here], "diverged" if broken else "–")
+                found[line, column] = shown([row[value] for row in kept if row in here], _nothing(here, value))
     corner = down if "values" in table else f"{down} \\ {table['columns']}"
     return [corner, *map(str, columns)], [[str(line), *(found[line, column] for column in columns)] for line in lines]
+
+
+def _nothing(rows: list[Row], value: str) -> str:
+    """What to show where no row has a value."""
+    return "diverged" if any("diverged" in row and value not in row for row in rows) else "–"
 
 
 def shown(values: list[float], nothing: str = "–") -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from ..models import MnemosForCausalLM
 from ..train.config import ScheduleConfig
 from ..train.control import GateWatch, gates, memories, set_chunk_size, silent_memory
+from ..train.guard import not_finite
 from ..train.schedules import chunk_size
 from ..trials import Course, train
 from ..trials.text import TEST_SEED, bits, corpus, rows
@@ -20,7 +22,7 @@ from .models import config_of
 def run(cell: dict[str, Any]) -> dict[str, Any]:
     """bits: per byte of held-out text, all positions of T but the first.
 
-    eval_chunks: also `bits@chunk<b>`, the same model read with other chunk sizes. finish_chunk: the chunk of the last tenth of the steps.
+    eval_chunks: also `bits@chunk<b>`, the same model read with other chunk sizes; `diverged` where its memory breaks at one. finish_chunk: the chunk of the last tenth of the steps.
     routing: also `beyond` and `beyond_without`, bits of the positions beyond the attention window with the memory and with silence in its
     place, and `gate`, `gate_spread`: mean and standard deviation of what the gates between attention and memory say.
     """
@@ -46,8 +48,19 @@ def run(cell: dict[str, Any]) -> dict[str, Any]:
     trained_chunk = model.config.memory_config.chunk_size if model.config.has_memory else None
     for size in cell.get("eval_chunks", ()) if trained_chunk else ():
         set_chunk_size(model, size)
-        found[f"bits@chunk{size}"] = bits(model, test)
+        found |= _bits_or_diverged(model, test, f"bits@chunk{size}")
     return found
+
+
+def _bits_or_diverged(model: MnemosForCausalLM, test: Tensor, name: str) -> dict[str, float]:
+    """A memory that learned its rates with small chunks may overshoot with large ones, until a later layer's gates are not finite."""
+    try:
+        found = bits(model, test)
+    except ValueError as error:
+        if not not_finite(error):
+            raise
+        found = math.nan
+    return {name: found} if math.isfinite(found) else {"diverged": 1}
 
 
 @torch.no_grad()
