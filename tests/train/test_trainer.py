@@ -224,6 +224,18 @@ def test_a_silent_memory_is_a_model_without_it(tmp_path):
     assert not torch.allclose(spoken, silent)
 
 
+def test_nothing_passes_from_one_segment_of_mac_to_the_next_while_its_memory_is_silent():
+    model = carried_model("titans-mac").eval()
+    length = model.config.segment_length
+    ids = torch.randint(0, 256, (1, 2 * length + 3))
+    other = ids.clone()
+    other[:, :length] = (other[:, :length] + 1) % 256
+    with torch.no_grad():
+        assert not torch.equal(model(ids).logits[:, length:], model(other).logits[:, length:])
+        with silent_memory(model):
+            assert torch.equal(model(ids).logits[:, length:], model(other).logits[:, length:])
+
+
 # ---- chunk warm-down
 
 

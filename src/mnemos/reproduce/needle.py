@@ -34,7 +34,7 @@ def longest(step: int, steps: int, most: int) -> int:
 
 
 def run(cell: dict[str, Any]) -> dict[str, Any]:
-    """recall@<distance> of every distance in `distances`, after learning from distances up to `train_distance`."""
+    """recall@<distance> of every distance in `distances` (up to `longest`, if given), after learning from distances up to `train_distance`."""
     learn, held_out = corpus(cell["corpus"])
     steps, seed = cell["steps"], cell["seed"]
 
@@ -48,7 +48,8 @@ def run(cell: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(seed)
     model = MnemosForCausalLM(config_of(cell, vocab_size=VOCABULARY))
     found = train(model, Course(steps, cell["lr"], batch))
-    readings = recall_by_distance(model, held_out, cell["distances"], cell["examples"], cell["pairs"], seed=10_000)
+    distances = [x for x in cell["distances"] if x <= cell.get("longest", x)]
+    readings = recall_by_distance(model, held_out, distances, cell["examples"], cell["pairs"], seed=10_000)
     for asked, _ in readings:
         found[f"recall@{asked.distance}"] = asked.recall
     return found | {"chance": CHANCE}

@@ -92,7 +92,7 @@ def accuracy(model: MnemosForCausalLM, ids: Tensor) -> float:
 
 
 def run(cell: dict[str, Any]) -> dict[str, Any]:
-    """accuracy@<length> of every length in `lengths`, after learning from texts of up to `train_length` tokens."""
+    """accuracy@<length> of every length in `lengths` (up to `longest`, if given), after learning from texts of up to `train_length` tokens."""
     learn, held_out = corpus(cell["corpus"])
     steps, seed = cell["steps"], cell["seed"]
 
@@ -107,7 +107,7 @@ def run(cell: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(seed)
     model = MnemosForCausalLM(config_of(cell, vocab_size=VOCABULARY))
     found = train(model, Course(steps, cell["lr"], batch))
-    for length in cell["lengths"]:
+    for length in (x for x in cell["lengths"] if x <= cell.get("longest", x)):
         rows = [tell(held_out, length, TEST_SEED, i) for i in range(cell["examples"])]
         found[f"accuracy@{length}"] = accuracy(model, torch.from_numpy(np.stack(rows)))
     return found | {"chance": 1 / len(PLACES)}

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..memory import NeuralMemory
 from ..models import MnemosForCausalLM
+from ..models.context import Retrieval
 from ..models.gate import Gate
 from ..nn import QKProjection
 
@@ -85,10 +86,15 @@ class MemoryDropout:
 
 @contextlib.contextmanager
 def silent_memory(model: MnemosForCausalLM) -> Generator[None]:
-    """Inside, every memory's output is 0: what the model does without it."""
+    """Inside, every memory's output is 0, and what MAC retrieves from one: what the model does without it."""
     handles = [
         memory.register_forward_hook(lambda module, inputs, output: (torch.zeros_like(output[0]), *output[1:]))
         for memory in memories(model).values()
+    ]
+    handles += [
+        module.register_forward_hook(lambda module, inputs, output: torch.zeros_like(output))
+        for module in model.modules()
+        if isinstance(module, Retrieval)
     ]
     try:
         yield
