@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..eval.files import finite
 from ..trials import run_all
 from .experiment import Cell, Experiment
 from .kinds import run_cell
@@ -37,7 +38,7 @@ def run(
     pieces = [(experiment.whole(cell, quick),) for _, cell in todo]
     for index, result in run_all(run_cell, pieces, workers):
         digest, cell = todo[index]
-        rows[digest] = {**cell, **result, "digest": digest}
+        rows[digest] = finite({**cell, **result, "digest": digest})
         experiment.write([rows[d] for d in wanted if d in rows], path, machine())
         if report is not None:
             report(rows[digest])

@@ -64,38 +64,64 @@ def pivot(rows: list[Row], names: Iterable[str], table: dict[str, Any]) -> tuple
     found: dict[tuple[Any, Any], str] = {}
     if "values" in table:
         columns: list[Any] = list(table["values"])
-        kept = chosen if best is None else tuned(chosen, names, best, columns[0], lower)
+        kept = list(chosen) if best is None else tuned(chosen, names, best, columns[0], lower)
+        if best is not None:
+            kept += broken(chosen, kept, names, best, columns[0])
         for value in columns:
             for line in lines:
                 here = [row for row in kept if row[down] == line]
-                found[line, value] = shown(
-                    [row[value] for row in here if row.get(value) is not None], _nothing(here, value)
-                )
+                found[line, value] = _entry(here, [row for row in here if broke(row, value)], value)
     else:
         value, across = table["value"], table["columns"]
         columns = sorted({row[across] for row in chosen if across in row})
         kept = tuned(chosen, names, best, value, lower)
+        lost = broken(chosen, kept, names, best, value)
         for line in lines:
             for column in columns:
-                here = [row for row in chosen if (row[down], row.get(across)) == (line, column)]
-                found[line, column] = shown([row[value] for row in kept if row in here], _nothing(here, value))
+                ours, theirs = (
+                    [row for row in rows if (row[down], row.get(across)) == (line, column)] for rows in (kept, lost)
+                )
+                found[line, column] = _entry(ours, theirs, value)
     corner = down if "values" in table else f"{down} \\ {table['columns']}"
     return [corner, *map(str, columns)], [[str(line), *(found[line, column] for column in columns)] for line in lines]
 
 
-def _nothing(rows: list[Row], value: str) -> str:
-    """What to show where no row has a value."""
-    return "diverged" if any("diverged" in row and value not in row for row in rows) else "–"
+def broke(row: Row, value: str) -> bool:
+    """Whether a row was run and has no such value, for its memory left all numbers.
+
+    >>> broke({"diverged": 1}, "x"), broke({"x": None}, "x"), broke({}, "x"), broke({"x": 1, "diverged": 1}, "x")
+    (True, True, False, False)
+    """
+    return row.get(value) is None and ("diverged" in row or value in row)
 
 
-def shown(values: list[float], nothing: str = "–") -> str:
-    """Mean, with the 95 % interval over seeds where there are several; a dash, or another word, where there is nothing.
+def broken(rows: list[Row], kept: list[Row], names: Iterable[str], best: str | None, value: str) -> list[Row]:
+    """Rows that broke, of the settings that `tuned` has kept, or of points of which it kept none: a mean over the seeds that are left
+    would not tell."""
+
+    def setting(row: Row, *without: str | None) -> tuple:
+        return tuple(row.get(name) for name in names if name not in ("seed", *without))
+
+    names = list(names)
+    settings, points = {setting(row) for row in kept}, {setting(row, best) for row in kept}
+    return [row for row in rows if broke(row, value) and (setting(row) in settings or setting(row, best) not in points)]
+
+
+def _entry(rows: list[Row], lost: list[Row], value: str) -> str:
+    values = [row[value] for row in rows if row.get(value) is not None]
+    if not values:
+        return "diverged" if lost else "–"
+    return shown(values) + (f" ({len(lost)} of {len(lost) + len(values)} diverged)" if lost else "")
+
+
+def shown(values: list[float]) -> str:
+    """Mean, with the 95 % interval over seeds where there are several; a dash where there is nothing.
 
     >>> shown([0.5]), shown([0.5, 0.6, 0.7]), shown([]), shown([44])
     ('0.500', '0.600 ± 0.248', '–', '44')
     """
     if not values:
-        return nothing
+        return "–"
     mean, half = interval(values)
     if all(isinstance(x, int) for x in values) and len(set(values)) == 1:
         return f"{values[0]:,}"
