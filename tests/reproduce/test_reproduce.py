@@ -281,6 +281,17 @@ def test_claims_are_judged_by_paired_differences():
     assert verdicts(single, ["model"], [compared])[0].found == HOLDS
 
 
+def test_one_seed_may_claim_no_more_than_seeds_differ_by():
+    def judged(value, a, b):
+        rows = [{"model": "a", "seed": 0, value: a}, {"model": "b", "seed": 0, value: b}]
+        compared = {"text": "", "value": value, "better": {"model": "a"}, "worse": {"model": "b"}}
+        return verdicts(rows, ["model", "seed"], [compared])[0].found
+
+    assert judged("bits", 2.6, 2.5) == HOLDS and judged("bits", 2.54, 2.5) == NOISE
+    assert judged("accuracy@1000", 0.594, 0.5) == NOISE  # 64 answers; of MQAR three seeds of one model are 0.22 apart
+    assert judged("recall@16000", 0.96, 0.03) == HOLDS
+
+
 def test_levels_must_be_reached_by_all_that_are_named():
     assert claim(of={"model": ["a", "b"]}, at_least=-0.5, best="lr").found == HOLDS
     assert claim(of={"model": ["a", "b"]}, at_least=0.9, best="lr").found == FAILS  # a may be there, b is not

@@ -9,7 +9,7 @@ import yaml
 
 from .experiment import Experiment
 from .tables import pivot
-from .verdicts import OPEN, verdicts
+from .verdicts import verdicts
 
 INTRODUCTION = """# Results
 
@@ -19,8 +19,11 @@ What Mnemos' memories learn, measured on two processor cores with small models. 
     mnemos reproduce mqar           # run what is missing of one experiment, show its tables and what they say of its claims
     mnemos reproduce --all --quick  # a small version of every experiment, and whether the orders of the kept results come out again
 
-± is the 95 % interval over seeds; a number without it is one seed. *Within noise*: the interval of the difference holds 0, or, with fewer than
-three pairs, the difference is at most 0.05. Small models trained for minutes: an order found here need not hold at 1.3 B parameters.
+± is the 95 % interval over seeds; a number without it is one seed. Behind a claim it is the interval of the difference over n pairs of runs that
+are alike in all but what is compared, in seed and in size, and *within noise* says that this interval holds 0, or that of a level over seeds
+the level. With fewer than three pairs seeds alone may differ by 0.05 bits, or by 0.25 of the answers (kept results have both): less is
+within noise too. Small models trained for minutes: an order found here need not hold at 1.3 B parameters. Numbers with a claim's source are the
+paper's.
 """
 
 
@@ -81,13 +84,4 @@ def page(experiments: list[Experiment], root: Path) -> str:
         parts.append(
             "## Claims that cannot be tested here\n\n" + markdown_table(["claim", "whose", "why not"], lines) + "\n"
         )
-    scale = root / "at_scale.md"
-    if scale.exists():
-        parts.append(scale.read_text(encoding="utf-8"))
     return "\n".join(parts)
-
-
-def open_claims(experiment: Experiment) -> list[str]:
-    """Claims that no kept result speaks to."""
-    found = verdicts(experiment.results(), names(experiment), experiment.config.get("claims", []))
-    return [verdict.text for verdict in found if verdict.found == OPEN]

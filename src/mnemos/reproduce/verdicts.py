@@ -19,7 +19,10 @@ from ..trials.intervals import interval
 from .tables import Row, broken, matches, select, tuned
 
 HOLDS, FAILS, NOISE, OPEN = "reproduced", "not reproduced", "within noise", "not run"
-MARGIN = 0.05  # a difference that fewer than three seeds may claim: what seeds differ by
+MARGIN = 0.05  # a difference that fewer than three pairs may claim: what seeds differ by in bits per byte
+MARGIN_OF_SHARES = (
+    0.25  # … in shares of right answers: whether a model sets out to learn in a short training depends on its seed
+)
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,8 @@ def _comparison(
     sign = -1 if lower else 1
     mean, half = interval([sign * (better[point] - worse[point]) for point in both])
     averages = [sum(side[point] for point in both) / len(both) for side in (better, worse)]
-    noise = max(MARGIN, half or 0.0) if len(both) < 3 else half or 0.0
+    margin = MARGIN_OF_SHARES if value.startswith(("accuracy", "recall")) else MARGIN
+    noise = max(margin, half or 0.0) if len(both) < 3 else half or 0.0
     found = NOISE if abs(mean) <= noise else HOLDS if mean > 0 else FAILS
     plus_minus = "" if half is None else f" ± {half:.3f}"
     numbers = f"{averages[0]:.3f} against {averages[1]:.3f}; better by {mean:+.3f}{plus_minus} (n = {len(both)})"
