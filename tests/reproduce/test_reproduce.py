@@ -23,8 +23,8 @@ from mnemos.reproduce.page import names, page, readme
 from mnemos.reproduce.plots import draw, points
 from mnemos.reproduce.recall import stage
 from mnemos.reproduce.runner import missing
-from mnemos.reproduce.tables import tuned
-from mnemos.reproduce.verdicts import FAILS, HOLDS, NOISE, OPEN
+from mnemos.reproduce.tables import matches, tuned
+from mnemos.reproduce.verdicts import FAILS, HOLDS, NOISE, OPEN, _each
 from mnemos.trials import Course, train
 
 ROOT = Path(__file__).parents[2] / "experiments"
@@ -401,6 +401,40 @@ def test_kept_results_are_those_of_the_config_and_the_readme_is_made_from_them(m
     for cell in [*made.cells(), *made.cells(quick=True)]:
         json.dumps(made.whole(cell))
     assert made.cells(quick=True)
+
+
+COMPARED, LEVEL = {"better", "worse"}, {"of"}
+OF_CLAIMS = {"text", "paper", "value", "lower", "where", "best", "at_least", "at_most"} | COMPARED | LEVEL
+
+
+@pytest.mark.parametrize("made", KEPT)
+def test_claims_and_tables_speak_of_cells_that_are_asked_for(made):
+    """A slip of the pen would say "not run" for ever."""
+    cells = made.cells()
+    for claim in made.config["claims"]:
+        assert claim.keys() <= OF_CLAIMS and (claim.keys() >= COMPARED) != (claim.keys() >= LEVEL), claim
+        for side in [*(claim[s] for s in COMPARED if s in claim), *(_each(claim["of"]) if "of" in claim else [])]:
+            where = claim.get("where", {}) | side
+            assert any(matches(cell, where) for cell in cells), (claim["text"], where)
+    for table in [*made.config["tables"], *made.config.get("plots", [])]:
+        assert any(matches(cell, table.get("where", {})) for cell in cells), table["title"]
+
+
+@pytest.mark.parametrize("made", KEPT)
+def test_no_model_is_called_better_for_having_trained_longer(made):
+    assert not any(claim.keys() >= COMPARED and claim.get("best") == "steps" for claim in made.config["claims"])
+
+
+@pytest.mark.parametrize("made", KEPT)
+def test_the_quick_version_asks_for_an_order_of_every_experiment_that_has_one(made):
+    orders = [claim for claim in made.config["claims"] if claim.keys() >= COMPARED]
+    cells = made.cells(quick=True)
+
+    def asked(claim):
+        sides = [claim.get("where", {}) | claim[side] for side in COMPARED]
+        return all(any(matches(cell, where) for cell in cells) for where in sides)
+
+    assert not orders or any(map(asked, orders))
 
 
 def test_the_page_of_results_is_made_from_the_kept_files():
