@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from mnemos.cli import main
 from mnemos.models import MnemosForCausalLM, presets
@@ -40,6 +41,23 @@ def test_the_counts_are_those_of_the_model():
     assert (found.steps, found.tokens) == (7, 7 * 4 * 256)
     assert found.flops == found.tokens * flops_per_token(model, 256)
     assert found.weights == 16 * found.parameters
+
+
+def test_the_arithmetic_of_muon_is_counted():
+    """As much more than without it as a counter says of its iteration."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "memory_heads": 1, "memory_chunk_size": 64}
+    plain, muon = (
+        flops_per_token(MnemosForCausalLM(presets.config("atlas", "nano", memory_rule=rule, **sizes)), 256)
+        for rule in ("gd", "muon")
+    )
+    spec = presets.config("atlas", "nano", **sizes).memory_config.spec
+    with FlopCounterMode(display=False) as counter:
+        for shape in spec.shapes:
+            X = torch.randn(sorted(shape))
+            for _ in range(spec.ns_steps):
+                A = X @ X.mT
+                X = (A + A @ A) @ X
+    assert muon - plain == 3 * counter.get_total_flops() / 64
 
 
 @pytest.mark.parametrize("preset", ["titans-mag", "titans-mac", "swa"])

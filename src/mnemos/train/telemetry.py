@@ -216,7 +216,7 @@ def peak_memory(device: torch.device) -> float:
 def flops_per_token(model, length: int) -> float:
     """Model FLOPs of one token in training: 6 per weight that multiplies it, 12 per attended key and channel, and for a memory
     of M fast weights 24 M (forward, error, gradient and read, each 2 M, and twice that again in the backward pass), and 6 M for its
-    start where that is read too."""
+    start where that is read too. Muon: also three times its Newton–Schulz steps, once per commit."""
     config = model.config
     weights = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "persistent" not in name)
     total = 6.0 * weights  # the embedding counts once, as the head it is tied to
@@ -230,4 +230,17 @@ def flops_per_token(model, length: int) -> float:
             memory = config.memory_config
             fast = memory.head_count * sum(a * b for a, b in memory.spec.shapes)
             total += (30 if memory.reads_start else 24) * fast
+            if memory.rule == "muon":
+                each = sum(newton_schulz_flops(a, b, memory.ns_steps) for a, b in memory.spec.shapes)
+                total += 3 * memory.head_count * each / memory.spec.commit
     return total
+
+
+def newton_schulz_flops(a: int, b: int, steps: int) -> int:
+    """Of one matrix: in each step its Gram matrix, the square of that, and their product with it.
+
+    >>> newton_schulz_flops(2, 4, 1) == 2 * 2 * 2 * 4 + 2 * 2**3 + 2 * 2 * 2 * 4
+    True
+    """
+    short, long = sorted((a, b))
+    return steps * (4 * short**2 * long + 2 * short**3)
