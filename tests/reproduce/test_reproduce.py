@@ -197,6 +197,9 @@ def test_cells_are_products_and_carry_what_is_fixed(tmp_path):
 def test_a_config_with_a_word_that_is_not_known_is_refused(tmp_path):
     with pytest.raises(ValueError, match="unknown fields grid; there are claims"):
         experiment(tmp_path, grid=[])
+    (tmp_path / "config.yaml").write_text("kind: recall\n")
+    with pytest.raises(ValueError, match="lacks question, runs, quick"):
+        Experiment.load(tmp_path)
 
 
 def test_cells_are_kept_and_run_again_only_when_the_config_changes(tmp_path):
@@ -231,6 +234,13 @@ def test_the_learning_rate_is_tuned_per_point_by_the_mean_over_seeds():
     assert [row["x"] for row in tuned(ROWS, NAMES, "lr", "x", lower=True)] == [0.5, 0.6, 0.1, 0.1]
     lucky = [*ROWS, {"model": "a", "lr": 3, "seed": 0, "x": 1.0}]  # one seed of a rate that others have two of
     assert [row["x"] for row in tuned(lucky, NAMES, "lr", "x", lower=False)][:2] == [0.9, 0.8]
+
+
+def test_columns_that_are_words_stand_as_they_were_run_and_numbers_by_size():
+    rows = [{"model": "a", "size": size, "n": n, "x": 1} for size, n in (("340m", 10), ("1.3b", 9))]
+    table = {"rows": "model", "value": "x"}
+    assert pivot(rows, [], table | {"columns": "size"})[0] == ["model \\ size", "340m", "1.3b"]
+    assert pivot(rows, [], table | {"columns": "n"})[0] == ["model \\ n", "9", "10"]
 
 
 def test_a_table_has_means_with_intervals_and_dashes():
@@ -374,7 +384,7 @@ def test_the_command_lists_runs_compares_and_writes(tmp_path, monkeypatch, capsy
     out = capsys.readouterr().out
     assert "it is 4" in out and "reproduced" in out
     assert main(["reproduce", "--all", "--quick", "--workers", "1"]) == 0
-    assert "Every order of the kept results came out again." in capsys.readouterr().out
+    assert "0 came out again, 0 the other way round" in capsys.readouterr().out  # a level is no order
     assert len(made.results()) == 2  # quick results are elsewhere
     assert main(["reproduce", "--write"]) == 0
     assert "| identity | 4 |" in (tmp_path / "docs" / "results.md").read_text()
@@ -383,6 +393,24 @@ def test_the_command_lists_runs_compares_and_writes(tmp_path, monkeypatch, capsy
     assert main(["reproduce", "small", "--quick", "--keep"]) == 2
     assert main(["reproduce", "--root", "nowhere"]) == 2
     assert "run this in a clone" in capsys.readouterr().err
+
+
+def test_quick_says_how_many_orders_came_out_again_and_claims_none_that_failed(tmp_path, monkeypatch, capsys):
+    order = {"text": "more is more", "value": "least squares", "better": {"dim": 4}, "worse": {"dim": 3}}
+    runs, features = [{"dim": [3, 4]}], {"features": "identity", "seeds": 1, "degree": 2}
+    quick = {"runs": runs}
+    experiment(tmp_path, fixed=features, runs=runs, quick=quick, claims=[order])
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", "small", "--keep", "--workers", "1"]) == 0
+    command = ["reproduce", "small", "--quick", "--workers", "1"]
+    assert main(command) == 0 and "1 came out again, 0 the other way round" in capsys.readouterr().out
+    experiment(tmp_path, fixed=features, runs=runs, quick=quick | {"fixed": {"features": "magic"}}, claims=[order])
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "failed: small" in out and "0 came out again" in out and "1 more are within noise" in out
+    less = [order | {"lower": True, "better": {"dim": 4}, "worse": {"dim": 3}}]
+    experiment(tmp_path, fixed=features, runs=runs, quick=quick, claims=less)
+    assert main(command) == 0 and "1 came out again" in capsys.readouterr().out  # not reproduced, twice
 
 
 KEPT = [pytest.param(made, id=made.name) for made in find(None, ROOT)]

@@ -46,18 +46,19 @@ def reproduce(
         return
     if quick and keep:
         raise ValueError("--quick results are not kept; leave out --keep, or --quick")
-    changed = []
+    same, changed, open_ = [], [], []
     for experiment in chosen:
         path = experiment.results_path if keep else output / ("quick" if quick else "full") / f"{experiment.name}.json"
         rows = _run(experiment, path, quick, workers)
-        changed += _show(experiment, rows, quick)
+        for sink, texts in zip((same, changed, open_), _show(experiment, rows)):
+            sink += texts
         print(f"Results: {path}")
     if quick:
-        print(
-            "Every order of the kept results came out again."
-            if not changed
-            else f"Other than in the kept results: {'; '.join(changed)}"
-        )
+        print(f"Orders of the kept results: {len(same)} came out again, {len(changed)} the other way round.")
+        for text in changed:
+            print(f"The other way round: {text}")
+        if open_:
+            print(f"{len(open_)} more are within noise here or there, or not asked by the quick version.")
 
 
 def _list(experiments: list[Experiment]) -> None:
@@ -89,8 +90,8 @@ def _what(experiment: Experiment, row: dict[str, Any]) -> str:
     return f"{experiment.name}: " + " ".join(str(row[n]) for n in names(experiment) if n in row)
 
 
-def _show(experiment: Experiment, rows: list[dict[str, Any]], quick: bool) -> list[str]:
-    """Print tables and claims; the claims whose quick verdict is the opposite of the kept one."""
+def _show(experiment: Experiment, rows: list[dict[str, Any]]) -> tuple[list[str], list[str], list[str]]:
+    """Print tables and claims. Of the claims that compare: those whose verdict is the kept one, those whose is the opposite, the others."""
     from rich.console import Console
     from rich.table import Table
 
@@ -112,15 +113,16 @@ def _show(experiment: Experiment, rows: list[dict[str, Any]], quick: bool) -> li
     claims = experiment.config.get("claims", [])
     now, kept = verdicts(rows, varying, claims), verdicts(experiment.results(), varying, claims)
     table = Table("claim", "now", "kept", "numbers now")
-    changed = []
-    for new, old in zip(now, kept):
+    same, changed, open_ = [], [], []
+    for claim, new, old in zip(claims, now, kept):
         table.add_row(new.text, new.found, old.found, new.numbers)
-        levels = {new.found, old.found}
-        if quick and levels == {HOLDS, FAILS} and "of" not in claims[now.index(new)]:
-            changed.append(f"{experiment.name}: {new.text}")
+        if "of" not in claim:
+            decided = {new.found, old.found} <= {HOLDS, FAILS}
+            chosen = open_ if not decided else same if new.found == old.found else changed
+            chosen.append(f"{experiment.name}: {new.text}")
     if claims:
         console.print(table, highlight=False)
-    return changed
+    return same, changed, open_
 
 
 def _write(experiments: list[Experiment], root: Path) -> None:

@@ -29,6 +29,7 @@ Cell = dict[str, Any]
 DEFAULTS = (
     2  # to be raised when models begin to compute something else by the same settings: kept results are then run again
 )
+NEEDED = ("question", "kind", "runs", "quick")
 FIELDS = {"question", "kind", "fixed", "models", "runs", "quick", "tables", "plots", "claims", "finding"}
 
 
@@ -48,6 +49,9 @@ class Experiment:
             config = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (OSError, yaml.YAMLError) as broken:
             raise ValueError(f"{path} cannot be read: {broken}") from None
+        lacking = [name for name in NEEDED if not isinstance(config, dict) or name not in config]
+        if lacking:
+            raise ValueError(f"{path} lacks {', '.join(lacking)}")
         unknown = sorted(set(config) - FIELDS)
         if unknown:
             raise ValueError(f"{path} has unknown fields {', '.join(unknown)}; there are {', '.join(sorted(FIELDS))}")

@@ -73,7 +73,9 @@ def pivot(rows: list[Row], names: Iterable[str], table: dict[str, Any]) -> tuple
                 found[line, value] = _entry(here, [row for row in here if broke(row, value)], value)
     else:
         value, across = table["value"], table["columns"]
-        columns = sorted({row[across] for row in chosen if across in row})
+        columns = list(dict.fromkeys(row[across] for row in chosen if across in row))  # words as the config has them
+        if not any(isinstance(column, str) for column in columns):
+            columns.sort()
         kept = tuned(chosen, names, best, value, lower)
         lost = broken(chosen, kept, names, best, value)
         for line in lines:
