@@ -465,6 +465,17 @@ def test_the_quick_version_asks_for_an_order_of_every_experiment_that_has_one(ma
     assert not orders or any(map(asked, orders))
 
 
+def test_every_line_of_the_papers_has_claims_that_are_tested_or_said_not_to_be():
+    rest = yaml.safe_load((ROOT / "claims.yaml").read_text())
+    assert all(row.keys() == {"text", "paper", "why"} and all(row.values()) for row in rest)
+    sources = [claim.get("paper", "") for made in find(None, ROOT) for claim in made.config["claims"]]
+    sources += [row["paper"] for row in rest]
+    tables = [f"Titans, {x}" for x in ("table 1", "table 2", "table 5", "figure 6", "figure 7", "theorem 4.1")]
+    tables += [f"Atlas, {x}" for x in ("table 2", "table 4", "table 5", "table 6", "figure 4", "figure 5", "theorem 1")]
+    for named in [*tables, "TNT, table 2", "TNT, figure 2", "Miras", "LaCT", "Memory Caching", "Titans Revisited"]:
+        assert any(named in source for source in sources), named
+
+
 def test_the_page_of_results_is_made_from_the_kept_files():
     written = (ROOT.parent / "docs" / "results.md").read_text()
     assert written == page(find(None, ROOT), ROOT), "run `mnemos reproduce --write`"

@@ -82,6 +82,6 @@ def page(experiments: list[Experiment], root: Path) -> str:
         rows = yaml.safe_load(rest.read_text(encoding="utf-8"))
         lines = [[row["text"], row["paper"], row["why"]] for row in rows]
         parts.append(
-            "## Claims that cannot be tested here\n\n" + markdown_table(["claim", "whose", "why not"], lines) + "\n"
+            "## Claims that are not tested here\n\n" + markdown_table(["claim", "whose", "why not"], lines) + "\n"
         )
     return "\n".join(parts)
