@@ -169,8 +169,8 @@ class MnemosModel(MnemosPreTrainedModel):
             cache.check_config(self.config)
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
-        if use_cache and self.training and self.is_gradient_checkpointing:
-            use_cache = False
+        if use_cache and self.training and self.is_gradient_checkpointing and torch.is_grad_enabled():
+            use_cache = False  # without gradients nothing is run again, and `generate` counts on its cache
         return cache, bool(use_cache)
 
     def _rows(self, x, attention_mask, position_ids, cache, cu_seqlens) -> Rows | None:
