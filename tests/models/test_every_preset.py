@@ -157,6 +157,24 @@ def test_packed_documents_are_as_if_each_were_alone(name):
 
 
 @every_preset
+def test_a_packed_document_begins_where_it_does_even_if_its_first_token_is_masked(name):
+    model, packed = model_of(name), tokens(1, 35)
+    ends, mask = torch.tensor([0, 9, 14, 27, 35]), torch.ones(1, 35, dtype=torch.long)
+    mask[0, [0, 1, 9, 10, 11, 12, 13, 14, 20]] = 0  # nothing is left of the second document
+    kept = [[*range(2, 9)], [], [*range(15, 20), *range(21, 27)], [*range(27, 35)]]
+    found = logits(model, packed, cu_seqlens=ends, attention_mask=mask)
+    for where in filter(None, kept):
+        assert_close(found[:, where], logits(model, packed[:, where]), EXACT, f"tokens {where[0]}..{where[-1]}")
+    more = tokens(4, 3)
+    with torch.no_grad():
+        cache = model(packed, cu_seqlens=ends, attention_mask=mask, use_cache=True).past_key_values
+        found = model(more, past_key_values=cache).logits
+    for row, where in enumerate(kept):
+        everything = torch.cat([packed[:, where], more[row : row + 1]], 1)
+        assert_close(found[row], logits(model, everything)[0, -3:], EXACT, f"document {row} goes on")
+
+
+@every_preset
 def test_training_mode_computes_what_evaluation_mode_does(name):
     model, ids = make(name), tokens(2, 20)
     with torch.no_grad():

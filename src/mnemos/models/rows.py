@@ -47,14 +47,14 @@ def rows_of(mask: Tensor | None, starts: Tensor | None) -> Rows | None:
 
 
 def _documents(mask: Tensor, starts: Tensor) -> Rows:
+    """One row for each document, also for one of which nothing is valid: a document begins where it does, valid there or not."""
     B, T = mask.shape
     tokens = mask.flatten().nonzero().squeeze(1)  # n
-    begins = starts.flatten()[tokens]
-    document = begins.cumsum(0) - 1
-    first = begins.nonzero().squeeze(1)
-    offset = torch.arange(len(tokens), device=mask.device) - first[document]
-    lengths = torch.bincount(document)
-    R, L = len(lengths), int(lengths.max())
+    document = (starts.flatten().cumsum(0) - 1)[tokens]
+    R = int(starts.sum())
+    lengths = torch.bincount(document, minlength=R)
+    offset = torch.arange(len(tokens), device=mask.device) - (lengths.cumsum(0) - lengths)[document]
+    L = max(1, int(lengths.max()))
     index = torch.zeros(R, L, dtype=torch.int64, device=mask.device)
     index[document, offset] = tokens
     place = torch.full((B * T,), R * L, device=mask.device)
