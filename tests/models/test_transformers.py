@@ -120,6 +120,16 @@ def test_compiled_training_computes_the_same():
     assert all(p.grad is not None for p in model.parameters())
 
 
+def test_packed_documents_stay_apart_where_the_model_is_compiled():
+    model, ids = model_of("swa"), tokens(1, 20)
+    compiled = torch.compile(model, backend="eager")
+    positions = torch.cat([torch.arange(9), torch.arange(11)]).unsqueeze(0)
+    alone = torch.cat([logits(model, ids[:, :9]), logits(model, ids[:, 9:])], 1)
+    for how in (dict(position_ids=positions), dict(cu_seqlens=torch.tensor([0, 9, 20]))):
+        assert_close(logits(compiled, ids, **how), alone, 1e-9, str(list(how)))
+    assert_close(logits(compiled, ids, position_ids=torch.arange(20).unsqueeze(0)), logits(model, ids), 1e-9)
+
+
 def test_trainer_trains_and_its_checkpoint_keeps_the_cache_on(tmp_path):
     pytest.importorskip("accelerate")
     from transformers import Trainer, TrainingArguments

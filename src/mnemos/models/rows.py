@@ -77,8 +77,9 @@ def starts_from_lengths(cu_seqlens: Tensor, shape: tuple[int, int]) -> Tensor:
 
 
 def starts_from_positions(position_ids: Tensor, mask: Tensor | None, shape: tuple[int, int]) -> Tensor | None:
-    """Where positions begin again at 0 inside a row, documents begin; None where every row is one document."""
-    if torch.compiler.is_compiling() or position_ids.dim() != 2 or position_ids.shape[1] != shape[1]:
+    """Where positions begin again at 0 inside a row, documents begin; None where every row is one document. Which it is decides what
+    is computed, so torch.compile has to wait for the answer too."""
+    if position_ids.dim() != 2 or position_ids.shape[1] != shape[1]:
         return None
     valid = torch.ones(shape, dtype=torch.bool, device=position_ids.device) if mask is None else mask
     first = valid & (valid.cumsum(1) == 1)
