@@ -197,6 +197,12 @@ def test_the_fused_loss_has_the_loss_and_gradients_of_the_plain_one(dtype, toler
         assert_close(a, b, tolerance)
 
 
+@pytest.mark.parametrize("target", [-1, -99, 50])
+def test_a_target_that_is_no_token_is_refused(target):
+    with pytest.raises((RuntimeError, IndexError), match="out of bounds"):
+        cross_entropy(torch.randn(3, 8), torch.randn(50, 8), torch.tensor([1, target, -100]))
+
+
 def test_a_large_vocabulary_never_has_all_its_logits_in_memory():
     import resource
 
