@@ -221,6 +221,13 @@ def test_a_large_vocabulary_never_has_all_its_logits_in_memory():
         (dict(input_ids=tokens(2, 3), past_key_values="x"), "past_key_values is a str, but must be a MnemosCache"),
         (dict(input_ids=tokens(1, 3), cu_seqlens=torch.tensor([0, 2])), "cu_seqlens must rise from 0 to T=3"),
         (dict(input_ids=tokens(2, 3), cu_seqlens=torch.tensor([0, 3])), "for a batch of one row"),
+        (dict(input_ids=torch.arange(3)), r"input_ids has 1 dimensions, but \(B, T\) is expected"),
+        (dict(inputs_embeds=torch.zeros(3, 32)), r"inputs_embeds has 2 dimensions, but \(B, T, D\) is expected"),
+        (dict(input_ids=tokens(2, 3), labels=tokens(2, 2)), r"labels have shape \(2, 2\), but \(2, 3\) is expected"),
+        (
+            dict(input_ids=tokens(2, 3), labels=tokens(1, 3), attention_mask=torch.eye(2, 3)),
+            r"labels have shape \(1, 3\)",
+        ),
     ],
 )
 def test_bad_input_is_refused_in_a_sentence(arguments, message):

@@ -122,6 +122,11 @@ class MnemosModel(MnemosPreTrainedModel):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         cache, use_cache = self._check_cache(past_key_values, use_cache)
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if x.dim() != 3:
+            given = ("input_ids", "(B, T)") if inputs_embeds is None else ("inputs_embeds", "(B, T, D)")
+            raise ValueError(
+                f"{given[0]} has {x.dim() - (inputs_embeds is None)} dimensions, but {given[1]} is expected"
+            )
         rows = self._rows(x, attention_mask, position_ids, cache, cu_seqlens)
         columns = x.shape[1]
         mask = None
@@ -258,6 +263,9 @@ class MnemosForCausalLM(MnemosPreTrainedModel, GenerationMixin):
         )
         loss = None
         if labels is not None:
+            shape = tuple(hidden.shape[:2]) if rows is None else rows.layout
+            if tuple(labels.shape) != shape:
+                raise ValueError(f"labels have shape {tuple(labels.shape)}, but {shape} is expected, as of the tokens")
             loss = self._loss(hidden, labels if rows is None else rows.take(labels), rows, num_items_in_batch)
         logits = None
         if return_logits or (return_logits is None and not (self.training and labels is not None)):
