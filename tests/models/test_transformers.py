@@ -109,6 +109,20 @@ def test_bfloat16_and_autocast_are_close_to_float32(name):
     assert low.generate(ids, max_new_tokens=3, do_sample=False).shape == (2, 33)
 
 
+@each_block
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_cache_serves_a_model_of_another_precision(name, dtype):
+    model, ids = make(name).float(), tokens(2, 30)
+    expected, cache = logits(model, ids), model.state(ids[:, :19])
+    model = model.to(dtype)
+    with torch.no_grad():
+        first = model(ids[:, 19:20], past_key_values=cache, use_cache=True)
+        rest = model(ids[:, 20:], past_key_values=first.past_key_values, use_cache=True)
+    found = torch.cat([first.logits, rest.logits], 1)
+    assert found.dtype == dtype
+    assert_close(found.float(), expected[:, 19:], 0.1 if dtype == torch.bfloat16 else 1e-4)
+
+
 @pytest.mark.slow
 def test_compiled_training_computes_the_same():
     model, ids = make("titans-mag", num_hidden_layers=1).float().train(), tokens(2, 16)
