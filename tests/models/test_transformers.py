@@ -277,6 +277,16 @@ def test_a_cache_of_another_model_or_another_batch_is_refused(tmp_path):
             MnemosCache.load(tmp_path / "broken.safetensors")
 
 
+def test_a_cache_fits_a_config_that_spells_out_the_same_choices():
+    model, ids = model_of("titans-mag"), tokens(2, 5)
+    spelt = dict(head_dim=16, num_key_value_heads=2, memory_structure="mlp", memory_backend="torch")
+    other = make("titans-mag", **spelt)
+    other.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        found = other(ids, past_key_values=model.state(ids)).logits
+    assert_close(found, logits(model, torch.cat([ids, ids], 1))[:, 5:], 1e-9)
+
+
 def test_layer_patterns_long_term_tokens_and_gates_work_together():
     for mode in ("product", "sigmoid", "convex", "additive"):
         model = make(
