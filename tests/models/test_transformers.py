@@ -338,3 +338,20 @@ def test_compiled_decoding_computes_the_same(name):
         for name, state in mine.items():
             (found, _), (right, _) = to_tensors(state), to_tensors(before[name])
             assert all(torch.equal(found[key], right[key]) for key in right)
+
+
+@pytest.mark.parametrize("name", ["titans-mal", "atlas", "deeptransformer", "swdt", "dot"])
+def test_decoding_with_stand_ins_for_places_computes_the_same(name):
+    """What `compile_decoding` does around the compiler, with rows at one place and at several."""
+    model, ids = randomise(make(name, num_hidden_layers=1), scale=0.15), tokens(2, 34)
+    expected = logits(model, ids)
+    model.compile_decoding(backend="eager")
+    for starts in ((14, 14), (14, 5)):
+        cache = MnemosCache.stack([model.state(ids[row : row + 1, :start]) for row, start in enumerate(starts)])
+        for i in range(12):
+            piece = torch.stack([ids[row, start + i : start + i + 1] for row, start in enumerate(starts)])
+            with torch.no_grad():
+                output = model(piece, past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            right = torch.stack([expected[row, start + i] for row, start in enumerate(starts)])
+            assert_close(output.logits[:, 0], right, 1e-9, f"rows from {starts}, token {i}")
