@@ -53,6 +53,20 @@ def test_a_sharded_checkpoint_opens_by_the_auto_classes(name, tmp_path):
         assert_close(body(ids).last_hidden_state, model.model(ids).last_hidden_state, 1e-6)
 
 
+def test_a_device_map_places_a_model_but_does_not_offload_it(tmp_path):
+    pytest.importorskip("accelerate")
+    model, ids = make("atlas-mac").float(), tokens(1, 12)
+    model.save_pretrained(tmp_path)
+    for place in ("auto", "cpu", {"": "cpu"}):
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path, device_map=place)
+        assert_close(logits(loaded, ids), logits(model, ids), 1e-6)
+    disk = dict.fromkeys(["model.embed_tokens", "model.norm", "model.layers.0", "lm_head"], "cpu")
+    with pytest.raises(ValueError, match="device_map places weights on cpu, disk, which offloads some"):
+        AutoModelForCausalLM.from_pretrained(
+            tmp_path, device_map=disk | {"model.layers.1": "disk"}, offload_folder=tmp_path
+        )
+
+
 def test_what_is_missing_in_a_checkpoint_is_initialised_as_in_a_new_model(tmp_path):
     small, large = make("titans-lmm", num_hidden_layers=1).float(), small_config("titans-lmm")
     small.save_pretrained(tmp_path)

@@ -35,6 +35,20 @@ class MnemosPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _is_stateful = True
 
+    @classmethod
+    def from_pretrained(cls, *args, **kwargs):
+        """transformers' `from_pretrained`. A device_map may place layers on any devices, but not offload them: layers read weights of
+        their parts themselves, and accelerate brings those back only where a part is called."""
+        found = super().from_pretrained(*args, **kwargs)
+        model = found[0] if isinstance(found, tuple) else found
+        places = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
+        if "disk" in places or ("cpu" in places and len(places) > 1):
+            raise ValueError(
+                f"device_map places weights on {', '.join(sorted(places))}, which offloads some of them; "
+                "use device_map='cpu', or devices that hold all of them"
+            )
+        return found
+
     @torch.no_grad()
     @initialization.guard_torch_init_functions()
     def initialize_weights(self) -> None:
