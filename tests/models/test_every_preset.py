@@ -162,9 +162,11 @@ def test_a_packed_document_begins_where_it_does_even_if_its_first_token_is_maske
     ends, mask = torch.tensor([0, 9, 14, 27, 35]), torch.ones(1, 35, dtype=torch.long)
     mask[0, [0, 1, 9, 10, 11, 12, 13, 14, 20]] = 0  # nothing is left of the second document
     kept = [[*range(2, 9)], [], [*range(15, 20), *range(21, 27)], [*range(27, 35)]]
-    found = logits(model, packed, cu_seqlens=ends, attention_mask=mask)
-    for where in filter(None, kept):
-        assert_close(found[:, where], logits(model, packed[:, where]), EXACT, f"tokens {where[0]}..{where[-1]}")
+    positions = torch.cat([torch.arange(n) for n in ends.diff()]).unsqueeze(0)
+    for how in (dict(cu_seqlens=ends), dict(position_ids=positions), dict(position_ids=positions * mask)):
+        found = logits(model, packed, attention_mask=mask, **how)
+        for where in filter(None, kept):
+            assert_close(found[:, where], logits(model, packed[:, where]), EXACT, f"{list(how)}, from {where[0]} on")
     more = tokens(4, 3)
     with torch.no_grad():
         cache = model(packed, cu_seqlens=ends, attention_mask=mask, use_cache=True).past_key_values

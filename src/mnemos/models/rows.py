@@ -77,11 +77,14 @@ def starts_from_lengths(cu_seqlens: Tensor, shape: tuple[int, int]) -> Tensor:
 
 
 def starts_from_positions(position_ids: Tensor, mask: Tensor | None, shape: tuple[int, int]) -> Tensor | None:
-    """Where positions begin again at 0 inside a row, documents begin; None where every row is one document. Which it is decides what
+    """Where positions begin again inside a row, at 0 or behind a masked 0, documents begin; None where every row is one document. Which it is decides what
     is computed, so torch.compile has to wait for the answer too."""
     if position_ids.dim() != 2 or position_ids.shape[1] != shape[1]:
         return None
     valid = torch.ones(shape, dtype=torch.bool, device=position_ids.device) if mask is None else mask
     first = valid & (valid.cumsum(1) == 1)
-    again = valid & ~first & (position_ids.expand(shape) == 0)
+    position = position_ids.expand(shape)
+    index = torch.arange(shape[1], device=position.device)
+    last = index.where(valid, 0).cummax(1).values.roll(1, 1)  # the last valid token before each
+    again = valid & ~first & ((position == 0) | (position < position.gather(1, last)))
     return first | again if bool(again.any()) else None
