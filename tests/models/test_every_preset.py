@@ -142,7 +142,7 @@ def test_packed_documents_are_as_if_each_were_alone(name):
     packed, ends = torch.cat(documents, 1), torch.tensor([0, 9, 10, 27, 35])
     positions = torch.cat([torch.arange(n) for n in lengths]).unsqueeze(0)
     alone = [logits(model, document) for document in documents]
-    for how in (dict(cu_seqlens=ends), dict(position_ids=positions)):
+    for how in (dict(cu_seqlens=ends), dict(cu_seqlens=ends.tolist()), dict(position_ids=positions)):
         assert_close(logits(model, packed, **how), torch.cat(alone, 1), EXACT, str(list(how)))
     with torch.no_grad():
         loss = model(packed, labels=packed, cu_seqlens=ends).loss

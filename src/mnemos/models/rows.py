@@ -62,8 +62,10 @@ def _documents(mask: Tensor, starts: Tensor) -> Rows:
     return Rows(index, place, torch.arange(L, device=mask.device) < lengths.unsqueeze(1), (B, T))
 
 
-def starts_from_lengths(cu_seqlens: Tensor, shape: tuple[int, int]) -> Tensor:
+def starts_from_lengths(cu_seqlens: Tensor | list[int], shape: tuple[int, int]) -> Tensor:
     """Boundaries [0, end of document 1, …, T] of a single packed row -> (1, T), True where a document begins."""
+    if isinstance(cu_seqlens, list | tuple):
+        cu_seqlens = torch.tensor(cu_seqlens)
     bounds = cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) and cu_seqlens.dim() == 1 else None
     if bounds is None or cu_seqlens.is_floating_point() or shape[0] != 1:
         raise ValueError(
