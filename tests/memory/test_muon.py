@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from loops import (
@@ -26,7 +28,7 @@ from loops import (
 from torch import Tensor
 
 from helpers import assert_close
-from mnemos.memory import Gates, MemorySpec, newton_schulz
+from mnemos.memory import Gates, MemorySpec, MemoryState, NeuralMemory, newton_schulz
 
 MUON, CONVERGENT = (3.4445, -4.7750, 2.0315), (1.875, -1.25, 0.375)
 
@@ -220,3 +222,28 @@ def test_newton_schulz_does_not_see_the_scale_of_its_matrix():
 def test_gradients_of_newton_schulz_are_those_of_finite_differences(shape, coefficients):
     S = normal(*shape).requires_grad_()
     assert torch.autograd.gradcheck(lambda x: newton_schulz(x, 3, coefficients), (S,), atol=1e-7, rtol=1e-6)
+
+
+def test_a_step_iterates_only_for_the_rows_that_commit(monkeypatch):
+    """Sessions at different places would else pay for a commit at every token."""
+    memory, x = NeuralMemory(16, heads=2, rule="muon", chunk_size=8, commit_every=4).double(), normal(3, 30, 16)
+    iterated = []
+
+    def counted(S: Tensor, *choices) -> Tensor:
+        iterated.append(len(S))
+        return newton_schulz(S, *choices)
+
+    with torch.no_grad():
+        starts = (2, 7, 9)  # commits come after the 2nd, the 1st and the 3rd token from there
+        state = MemoryState.stack([memory(x[row : row + 1, :start])[1] for row, start in enumerate(starts)])
+        expected = memory(x)[0]
+        monkeypatch.setattr(
+            sys.modules["mnemos.memory.step"], "newton_schulz", counted
+        )  # `step` itself is the function
+        for i in range(4):
+            token = torch.stack([x[row, start + i] for row, start in enumerate(starts)]).unsqueeze(1)
+            y, state = memory(token, state)
+            right = torch.stack([expected[row, start + i] for row, start in enumerate(starts)])
+            assert_close(y[:, 0], right, 1e-10, f"token {i}")
+    maps = len(memory.spec.shapes)
+    assert iterated == [2] * maps * 3  # three tokens at which one row of two heads commits, and one without

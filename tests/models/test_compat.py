@@ -193,6 +193,22 @@ def test_custom_memory_and_features_of_seed_002():
     assert poly_map(torch.randn(2, 64)).shape == (2, 320)
 
 
+@pytest.mark.parametrize("name", ["MemoryAsContextTransformer", "AtlasLMM", "TitansLM"])
+def test_a_saved_model_opens_by_the_name_it_was_made_with(name, tmp_path):
+    import mnemos.compat
+
+    kind = getattr(mnemos.compat, name)
+    if name == "TitansLM":
+        model = kind(mnemos.compat.TitansConfig(d_model=32, num_layers=1, vocab_size=50, num_heads=2))
+    else:
+        model = kind(num_tokens=50, dim=32, depth=1, segment_len=8, heads=2, dim_head=16)
+    model.save_pretrained(tmp_path)
+    loaded, ids = kind.from_pretrained(tmp_path), torch.randint(0, 50, (1, 20))
+    assert type(loaded) is kind
+    with torch.no_grad():
+        assert torch.equal(loaded(ids).logits, model.eval()(ids).logits)
+
+
 def test_what_does_not_fit_is_refused():
     from mnemos.compat import AtlasConfig, MemoryAsGateTransformer, NeuralMemory, TitansConfig, TitansLM
 
@@ -206,3 +222,5 @@ def test_what_does_not_fit_is_refused():
         AtlasConfig(d_model=64, hidden_size=64)
     with pytest.raises(ValueError, match="choose one of off, elementwise, tensor"):
         MemoryAsGateTransformer(num_tokens=10, dim=32, depth=1, poly_mode="cubic")
+    with pytest.raises(ValueError, match="MemoryAsGateTransformer needs num_tokens, dim and depth"):
+        MemoryAsGateTransformer(num_tokens=10, dim=32)

@@ -142,7 +142,7 @@ def test_packed_documents_are_as_if_each_were_alone(name):
     packed, ends = torch.cat(documents, 1), torch.tensor([0, 9, 10, 27, 35])
     positions = torch.cat([torch.arange(n) for n in lengths]).unsqueeze(0)
     alone = [logits(model, document) for document in documents]
-    for how in (dict(cu_seqlens=ends), dict(position_ids=positions)):
+    for how in (dict(cu_seqlens=ends), dict(cu_seqlens=ends.tolist()), dict(position_ids=positions)):
         assert_close(logits(model, packed, **how), torch.cat(alone, 1), EXACT, str(list(how)))
     with torch.no_grad():
         loss = model(packed, labels=packed, cu_seqlens=ends).loss
@@ -154,6 +154,26 @@ def test_packed_documents_are_as_if_each_were_alone(name):
         found = model(more, past_key_values=cache).logits
     for row, document in enumerate(documents):
         assert_close(found[row], logits(model, torch.cat([document, more[row : row + 1]], 1))[0, -3:], EXACT)
+
+
+@every_preset
+def test_a_packed_document_begins_where_it_does_even_if_its_first_token_is_masked(name):
+    model, packed = model_of(name), tokens(1, 35)
+    ends, mask = torch.tensor([0, 9, 14, 27, 35]), torch.ones(1, 35, dtype=torch.long)
+    mask[0, [0, 1, 9, 10, 11, 12, 13, 14, 20]] = 0  # nothing is left of the second document
+    kept = [[*range(2, 9)], [], [*range(15, 20), *range(21, 27)], [*range(27, 35)]]
+    positions = torch.cat([torch.arange(n) for n in ends.diff()]).unsqueeze(0)
+    for how in (dict(cu_seqlens=ends), dict(position_ids=positions), dict(position_ids=positions * mask)):
+        found = logits(model, packed, attention_mask=mask, **how)
+        for where in filter(None, kept):
+            assert_close(found[:, where], logits(model, packed[:, where]), EXACT, f"{list(how)}, from {where[0]} on")
+    more = tokens(4, 3)
+    with torch.no_grad():
+        cache = model(packed, cu_seqlens=ends, attention_mask=mask, use_cache=True).past_key_values
+        found = model(more, past_key_values=cache).logits
+    for row, where in enumerate(kept):
+        everything = torch.cat([packed[:, where], more[row : row + 1]], 1)
+        assert_close(found[row], logits(model, everything)[0, -3:], EXACT, f"document {row} goes on")
 
 
 @every_preset

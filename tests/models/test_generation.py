@@ -8,9 +8,9 @@ from transformers import (
     StoppingCriteriaList,
 )
 from transformers.generation.streamers import BaseStreamer
-from zoo import each_block, logits, model_of, tokens
+from zoo import each_block, logits, make, model_of, tokens
 
-from helpers import assert_close
+from helpers import assert_close, randomise
 from mnemos.models.states import to_tensors
 
 
@@ -114,6 +114,18 @@ def test_generate_writes_only_into_caches_of_its_own(name):
                 assert torch.equal(a, b)
     after = [model.generate(tokens(2, 1), past_key_values=out.past_key_values, **options) for _ in range(2)]
     assert torch.equal(after[0].sequences, after[1].sequences)
+
+
+@each_block
+def test_a_model_in_training_with_checkpointing_generates_what_it_does_in_evaluation(name):
+    model, ids = randomise(make(name), scale=0.15), tokens(2, 10)
+    options = dict(max_new_tokens=6, do_sample=False)
+    expected = model.generate(ids, **options)
+    model.train().gradient_checkpointing_enable()
+    assert torch.equal(model.generate(ids, **options), expected)
+    assert torch.equal(
+        model.generate(ids[:, 7:], past_key_values=model.state(ids[:, :7]), **options)[:, 3:], expected[:, 10:]
+    )
 
 
 @each_block

@@ -141,6 +141,31 @@ def test_a_bad_config_is_refused_with_what_is_possible(arguments, message):
         presets.config(**arguments)
 
 
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (dict(memory_windw=3), r"memory has no choice windw; there are heads, key_dim"),
+        (dict(memory="mlp"), r"memory='mlp' must be a dict of choices, or None"),
+        (dict(qk_projection=3), r"qk_projection=3 must be a dict of choices, or None"),
+        (dict(memory_layers=1), r"memory_layers=1 must be a list of layers, or None for all"),
+        (dict(layers=None), r"layers=None is unknown; choose one of lmm, mag, mal, mac"),
+        (dict(layers=[["lmm"]]), r"layers=\[\['lmm'\]\] is unknown; choose one of lmm, mag, mal, mac"),
+        (dict(gate_init=None), r"gate_init=None must lie between 0 and 1"),
+        (dict(dropout="0.1"), r"dropout='0.1' must be >= 0 and < 1"),
+        (dict(rope_theta="1e4"), r"rope_theta='1e4' must be a number > 0"),
+        (dict(rms_norm_eps=float("inf")), r"rms_norm_eps=inf must be a number > 0"),
+        (dict(memory_eps="1e-6"), r"eps='1e-6' must be > 0"),
+        (dict(memory_max_lr="1"), r"max_lr='1' must be None or > 0"),
+        (dict(memory_lr_init="1"), r"lr_init='1' must lie between 0 and max_lr"),
+        (dict(memory_retain_init="1"), r"retain_init='1' must lie between 0 and 1"),
+        (dict(memory_output_gate="false"), r"output_gate='false' must be True or False"),
+    ],
+)
+def test_a_choice_of_the_wrong_kind_is_refused_in_a_sentence(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        MnemosConfig(**arguments)
+
+
 def test_a_config_changed_for_the_worse_is_refused_when_a_model_is_made():
     config = small_config("titans-mag")
     config.attention_window = 0

@@ -53,6 +53,20 @@ def test_a_sharded_checkpoint_opens_by_the_auto_classes(name, tmp_path):
         assert_close(body(ids).last_hidden_state, model.model(ids).last_hidden_state, 1e-6)
 
 
+def test_a_device_map_places_a_model_but_does_not_offload_it(tmp_path):
+    pytest.importorskip("accelerate")
+    model, ids = make("atlas-mac").float(), tokens(1, 12)
+    model.save_pretrained(tmp_path)
+    for place in ("auto", "cpu", {"": "cpu"}):
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path, device_map=place)
+        assert_close(logits(loaded, ids), logits(model, ids), 1e-6)
+    disk = dict.fromkeys(["model.embed_tokens", "model.norm", "model.layers.0", "lm_head"], "cpu")
+    with pytest.raises(ValueError, match="device_map places weights on cpu, disk, which offloads some"):
+        AutoModelForCausalLM.from_pretrained(
+            tmp_path, device_map=disk | {"model.layers.1": "disk"}, offload_folder=tmp_path
+        )
+
+
 def test_what_is_missing_in_a_checkpoint_is_initialised_as_in_a_new_model(tmp_path):
     small, large = make("titans-lmm", num_hidden_layers=1).float(), small_config("titans-lmm")
     small.save_pretrained(tmp_path)
@@ -109,6 +123,20 @@ def test_bfloat16_and_autocast_are_close_to_float32(name):
     assert low.generate(ids, max_new_tokens=3, do_sample=False).shape == (2, 33)
 
 
+@each_block
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_cache_serves_a_model_of_another_precision(name, dtype):
+    model, ids = make(name).float(), tokens(2, 30)
+    expected, cache = logits(model, ids), model.state(ids[:, :19])
+    model = model.to(dtype)
+    with torch.no_grad():
+        first = model(ids[:, 19:20], past_key_values=cache, use_cache=True)
+        rest = model(ids[:, 20:], past_key_values=first.past_key_values, use_cache=True)
+    found = torch.cat([first.logits, rest.logits], 1)
+    assert found.dtype == dtype
+    assert_close(found.float(), expected[:, 19:], 0.1 if dtype == torch.bfloat16 else 1e-4)
+
+
 @pytest.mark.slow
 def test_compiled_training_computes_the_same():
     model, ids = make("titans-mag", num_hidden_layers=1).float().train(), tokens(2, 16)
@@ -118,6 +146,16 @@ def test_compiled_training_computes_the_same():
     loss.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     assert all(p.grad is not None for p in model.parameters())
+
+
+def test_packed_documents_stay_apart_where_the_model_is_compiled():
+    model, ids = model_of("swa"), tokens(1, 20)
+    compiled = torch.compile(model, backend="eager")
+    positions = torch.cat([torch.arange(9), torch.arange(11)]).unsqueeze(0)
+    alone = torch.cat([logits(model, ids[:, :9]), logits(model, ids[:, 9:])], 1)
+    for how in (dict(position_ids=positions), dict(cu_seqlens=torch.tensor([0, 9, 20]))):
+        assert_close(logits(compiled, ids, **how), alone, 1e-9, str(list(how)))
+    assert_close(logits(compiled, ids, position_ids=torch.arange(20).unsqueeze(0)), logits(model, ids), 1e-9)
 
 
 def test_trainer_trains_and_its_checkpoint_keeps_the_cache_on(tmp_path):
@@ -187,6 +225,12 @@ def test_the_fused_loss_has_the_loss_and_gradients_of_the_plain_one(dtype, toler
         assert_close(a, b, tolerance)
 
 
+@pytest.mark.parametrize("target", [-1, -99, 50])
+def test_a_target_that_is_no_token_is_refused(target):
+    with pytest.raises((RuntimeError, IndexError), match="out of bounds"):
+        cross_entropy(torch.randn(3, 8), torch.randn(50, 8), torch.tensor([1, target, -100]))
+
+
 def test_a_large_vocabulary_never_has_all_its_logits_in_memory():
     import resource
 
@@ -205,6 +249,13 @@ def test_a_large_vocabulary_never_has_all_its_logits_in_memory():
         (dict(input_ids=tokens(2, 3), past_key_values="x"), "past_key_values is a str, but must be a MnemosCache"),
         (dict(input_ids=tokens(1, 3), cu_seqlens=torch.tensor([0, 2])), "cu_seqlens must rise from 0 to T=3"),
         (dict(input_ids=tokens(2, 3), cu_seqlens=torch.tensor([0, 3])), "for a batch of one row"),
+        (dict(input_ids=torch.arange(3)), r"input_ids has 1 dimensions, but \(B, T\) is expected"),
+        (dict(inputs_embeds=torch.zeros(3, 32)), r"inputs_embeds has 2 dimensions, but \(B, T, D\) is expected"),
+        (dict(input_ids=tokens(2, 3), labels=tokens(2, 2)), r"labels have shape \(2, 2\), but \(2, 3\) is expected"),
+        (
+            dict(input_ids=tokens(2, 3), labels=tokens(1, 3), attention_mask=torch.eye(2, 3)),
+            r"labels have shape \(1, 3\)",
+        ),
     ],
 )
 def test_bad_input_is_refused_in_a_sentence(arguments, message):
@@ -238,6 +289,16 @@ def test_a_cache_of_another_model_or_another_batch_is_refused(tmp_path):
         write_tensors(tmp_path / "broken.safetensors", {"x": torch.zeros(1)}, header)
         with pytest.raises(ValueError, match="has a broken header"):
             MnemosCache.load(tmp_path / "broken.safetensors")
+
+
+def test_a_cache_fits_a_config_that_spells_out_the_same_choices():
+    model, ids = model_of("titans-mag"), tokens(2, 5)
+    spelt = dict(head_dim=16, num_key_value_heads=2, memory_structure="mlp", memory_backend="torch")
+    other = make("titans-mag", **spelt)
+    other.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        found = other(ids, past_key_values=model.state(ids)).logits
+    assert_close(found, logits(model, torch.cat([ids, ids], 1))[:, 5:], 1e-9)
 
 
 def test_layer_patterns_long_term_tokens_and_gates_work_together():
@@ -291,3 +352,20 @@ def test_compiled_decoding_computes_the_same(name):
         for name, state in mine.items():
             (found, _), (right, _) = to_tensors(state), to_tensors(before[name])
             assert all(torch.equal(found[key], right[key]) for key in right)
+
+
+@pytest.mark.parametrize("name", ["titans-mal", "atlas", "deeptransformer", "swdt", "dot"])
+def test_decoding_with_stand_ins_for_places_computes_the_same(name):
+    """What `compile_decoding` does around the compiler, with rows at one place and at several."""
+    model, ids = randomise(make(name, num_hidden_layers=1), scale=0.15), tokens(2, 34)
+    expected = logits(model, ids)
+    model.compile_decoding(backend="eager")
+    for starts in ((14, 14), (14, 5)):
+        cache = MnemosCache.stack([model.state(ids[row : row + 1, :start]) for row, start in enumerate(starts)])
+        for i in range(12):
+            piece = torch.stack([ids[row, start + i : start + i + 1] for row, start in enumerate(starts)])
+            with torch.no_grad():
+                output = model(piece, past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            right = torch.stack([expected[row, start + i] for row, start in enumerate(starts)])
+            assert_close(output.logits[:, 0], right, 1e-9, f"rows from {starts}, token {i}")

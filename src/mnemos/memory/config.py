@@ -121,20 +121,23 @@ class NeuralMemoryConfig:
             raise ValueError(f"gate={self.gate!r} needs window > 1: with window=1 there is no lag to decay over")
         for name in ("momentum_init", "retain_init", "gate_init", "decay_init"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < 1:
+            if value is not None and not (is_number(value) and 0 < value < 1):
                 raise ValueError(f"{name}={value!r} must lie between 0 and 1, ends excluded")
         scale = self.start_scale
-        if not (scale is None or (isinstance(scale, int | float) and 0 < scale < float("inf"))):
+        if not (scale is None or (is_number(scale) and 0 < scale < float("inf"))):
             raise ValueError(f"start_scale={scale!r} must be None or a number > 0")
         for name in ("max_lr", "value_bound"):
             value = getattr(self, name)
-            if not (value is None or value > 0):
+            if not (value is None or (is_number(value) and value > 0)):
                 raise ValueError(f"{name}={value!r} must be None or > 0")
-        if not 0 < self.lr_start < self.lr_ceiling:
+        for name in ("learned_start", "read_start", "output_gate"):
+            if type(getattr(self, name)) is not bool:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be True or False")
+        if not (is_number(self.lr_start) and 0 < self.lr_start < self.lr_ceiling):
             raise ValueError(
                 f"lr_init={self.lr_init!r} must lie between 0 and max_lr={self.lr_ceiling:g}, ends excluded"
             )
-        if not self.eps > 0:
+        if not (is_number(self.eps) and self.eps > 0):
             raise ValueError(f"eps={self.eps!r} must be > 0")
         if not self.learned_start and len(self.spec.network.shapes()) > 1:
             raise ValueError(
@@ -223,3 +226,7 @@ class NeuralMemoryConfig:
         if unknown:
             raise ValueError(f"NeuralMemoryConfig has no field {', '.join(sorted(unknown))}")
         return cls(**fields)
+
+
+def is_number(value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -102,7 +102,7 @@ def read(q: Tensor, state: MemoryState, spec: MemorySpec, features: Callable[[Te
     if state.pairs is not None:
         y = exp_engine.read(lifted, state, spec, features)
     else:
-        y = spec.network.forward(lifted, lambda i, x: x @ state.weights[i])
+        y = spec.network.forward(lifted, lambda i, x: x @ state.weights[i].to(x.dtype))
     y = y.transpose(1, 2)
     return (y + wide if spec.residual else y).to(q.dtype)
 

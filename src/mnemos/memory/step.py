@@ -196,8 +196,16 @@ def _commit(
         return retained
     coefficients = NS_COEFFICIENTS[spec.ns_coefficients]
     if state.phase is None:
-        due = (state.position + 1) % spec.commit == 0  # B
-        lr = lr * due.to(lr.dtype).repeat_interleave(state.heads).reshape(-1, 1, 1)
+        due = ((state.position + 1) % spec.commit == 0).repeat_interleave(state.heads)  # G
+        if (
+            not torch.compiler.is_compiling()
+        ):  # few rows at different places commit at the same token: iterate for them alone
+            rows = due.nonzero().squeeze(1)
+            if not len(rows):
+                return retained
+            steps = [lr[rows] * newton_schulz(s[rows], spec.ns_steps, coefficients) for s in moved]
+            return [w.index_add(0, rows, step) for w, step in zip(retained, steps)]
+        lr = lr * due.to(lr.dtype).reshape(-1, 1, 1)
     return [w + lr * newton_schulz(s, spec.ns_steps, coefficients) for w, s in zip(retained, moved)]
 
 

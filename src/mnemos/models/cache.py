@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -134,7 +135,7 @@ class MnemosCache:
         differing = [
             f"{name}={getattr(self.config, name)!r} (here {getattr(config, name)!r})"
             for name in DEFINING
-            if getattr(self.config, name) != getattr(config, name)
+            if _meant(self.config, name) != _meant(config, name)
         ]
         if differing:
             raise ValueError(f"the cache belongs to another model: {', '.join(differing)}")
@@ -173,3 +174,14 @@ class MnemosCache:
         if config is not None:
             cache.check_config(config)
         return cache
+
+
+def _meant(config: MnemosConfig, name: str) -> Any:
+    """A choice as it acts: what was left to its default is the same as that default, and a memory is what it is by any backend."""
+    if name == "memory" and config.has_memory:
+        return dataclasses.replace(config.memory_config, backend="auto")
+    if name == "head_dim":
+        return config.attention_head_dim
+    if name == "num_key_value_heads":
+        return config.num_key_value_heads or config.num_attention_heads
+    return getattr(config, name)

@@ -73,10 +73,11 @@ class _Transformer(MnemosForCausalLM):
 
     def __init__(
         self,
+        config: MnemosConfig | None = None,
         *,
-        num_tokens: int,
-        dim: int,
-        depth: int,
+        num_tokens: int | None = None,
+        dim: int | None = None,
+        depth: int | None = None,
         segment_len: int = 64,
         window_size: int = 64,
         num_persist_mem_tokens: int = 0,
@@ -92,6 +93,11 @@ class _Transformer(MnemosForCausalLM):
         neural_memory_kwargs: dict[str, Any] | None = None,
         **fields,
     ):
+        if config is not None:  # from_pretrained
+            super().__init__(config)
+            return
+        if None in (num_tokens, dim, depth):
+            raise ValueError(f"{type(self).__name__} needs num_tokens, dim and depth")
         options = _omega(omega_window, use_omega_gate, poly_mode, poly_degree, use_muon_optimizer)
         choices: dict[str, Any] = {
             "vocab_size": num_tokens,

@@ -8,6 +8,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from ..memory import NeuralMemoryConfig
+from ..memory.config import is_number
 
 BLOCKS = {
     "lmm": "memory alone",
@@ -77,16 +78,17 @@ class MnemosConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs):
+        for name in ("memory", "qk_projection"):
+            if not isinstance(getattr(self, name), dict | None):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be a dict of choices, or None")
         memory = dict(self.memory or {})
-        for name in [
-            key for key in kwargs if key.removeprefix("memory_") in MEMORY_FIELDS and key.startswith("memory_")
-        ]:
+        for name in [key for key in kwargs if key.startswith("memory_")]:
             memory[name.removeprefix("memory_")] = kwargs.pop(name)
         self.memory = memory
         self.qk_projection = dict(self.qk_projection or {})
         if isinstance(self.layers, tuple):
             self.layers = list(self.layers)
-        if self.memory_layers is not None:
+        if isinstance(self.memory_layers, tuple | range):
             self.memory_layers = list(self.memory_layers)
         super().__post_init__(**kwargs)
         self.validate_choices()
@@ -107,25 +109,28 @@ class MnemosConfig(PreTrainedConfig):
                 _whole(name, getattr(self, name), 1)
         for name in ("num_persistent_tokens", "num_longterm_tokens"):
             _whole(name, getattr(self, name), 0)
-        pattern = [self.layers] if isinstance(self.layers, str) else self.layers
-        unknown = [name for name in pattern if name not in BLOCKS]
+        pattern = self.layers if isinstance(self.layers, list | tuple) else [self.layers]
+        unknown = [name for name in pattern if not isinstance(name, str) or name not in BLOCKS]
         if unknown or not pattern:
             raise ValueError(f"layers={self.layers!r} is unknown; choose one of {', '.join(BLOCKS)}, or a list of them")
         if isinstance(self.layers, list) and len(pattern) > self.num_hidden_layers:
             raise ValueError(
                 f"layers names {len(pattern)} blocks, but the model has num_hidden_layers={self.num_hidden_layers}"
             )
-        if any(type(i) is not int or not 0 <= i < self.num_hidden_layers for i in self.memory_layers or ()):
-            raise ValueError(f"memory_layers={self.memory_layers} must lie in 0..{self.num_hidden_layers - 1}")
+        kept = self.memory_layers
+        if not isinstance(kept, list | tuple | None):
+            raise ValueError(f"memory_layers={kept!r} must be a list of layers, or None for all")
+        if any(type(i) is not int or not 0 <= i < self.num_hidden_layers for i in kept or ()):
+            raise ValueError(f"memory_layers={kept} must lie in 0..{self.num_hidden_layers - 1}")
         if self.gate_mode not in GATE_MODES:
             raise ValueError(f"gate_mode={self.gate_mode!r} is unknown; choose one of {', '.join(GATE_MODES)}")
-        if not 0 < self.gate_init < 1:
+        if not (is_number(self.gate_init) and 0 < self.gate_init < 1):
             raise ValueError(f"gate_init={self.gate_init!r} must lie between 0 and 1, ends excluded")
-        if not 0 <= self.dropout < 1:
+        if not (is_number(self.dropout) and 0 <= self.dropout < 1):
             raise ValueError(f"dropout={self.dropout!r} must be >= 0 and < 1")
         for name in ("rope_theta", "rms_norm_eps", "initializer_range"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be > 0")
+            if not (is_number(getattr(self, name)) and 0 < getattr(self, name) < float("inf")):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be a number > 0")
         unknown = sorted(set(self.memory or {}) - set(MEMORY_FIELDS))
         if unknown:
             raise ValueError(f"memory has no choice {', '.join(unknown)}; there are {', '.join(MEMORY_FIELDS)}")

@@ -42,7 +42,7 @@ def _enter(state):
     if not isinstance(state, MemoryState):
         return state
     state = dataclasses.replace(state, own=False)  # a graph writes into no memory
-    if state.phase is None or state.spec.chunk_size == 1:
+    if not _moved(state):
         return state
     spec, following = state.spec, state.phase + 1
     commits = spec.rule == "muon" and following % spec.commit == 0
@@ -52,7 +52,13 @@ def _enter(state):
 
 
 def _leave(old, state):
-    if not isinstance(state, MemoryState) or old.phase is None or state.spec.chunk_size == 1:
+    if not isinstance(state, MemoryState) or not _moved(old):
         return state
     phase = (old.phase + 1) % state.spec.chunk_size
     return dataclasses.replace(state, phase=phase, anchor=state.weights if phase == 0 else state.anchor)
+
+
+def _moved(state: MemoryState) -> bool:
+    """Whether a state has a place to be replaced. What grows (features "exp") keeps it: its place says which of its pairs are of the
+    current chunk."""
+    return state.phase is not None and state.spec.chunk_size > 1 and not state.spec.grows

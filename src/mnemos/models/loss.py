@@ -48,7 +48,7 @@ class _CrossEntropy(torch.autograd.Function):
         for start in range(0, N, step):
             part, target = hidden[start : start + step], targets[start : start + step]
             keep = (target != IGNORED).unsqueeze(1)  # n 1
-            place = target.clamp(min=0).unsqueeze(1)
+            place = target.unsqueeze(1).where(keep, 0)  # any other number that is no token fails below
             logits = (part @ weight.mT).to(wide)  # n V
             log_sum = logits.logsumexp(1, keepdim=True)
             total += ((log_sum - logits.gather(1, place)) * keep).sum()

@@ -35,6 +35,20 @@ class MnemosPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _is_stateful = True
 
+    @classmethod
+    def from_pretrained(cls, *args, **kwargs):
+        """transformers' `from_pretrained`. A device_map may place layers on any devices, but not offload them: layers read weights of
+        their parts themselves, and accelerate brings those back only where a part is called."""
+        found = super().from_pretrained(*args, **kwargs)
+        model = found[0] if isinstance(found, tuple) else found
+        places = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
+        if "disk" in places or ("cpu" in places and len(places) > 1):
+            raise ValueError(
+                f"device_map places weights on {', '.join(sorted(places))}, which offloads some of them; "
+                "use device_map='cpu', or devices that hold all of them"
+            )
+        return found
+
     @torch.no_grad()
     @initialization.guard_torch_init_functions()
     def initialize_weights(self) -> None:
@@ -122,6 +136,11 @@ class MnemosModel(MnemosPreTrainedModel):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         cache, use_cache = self._check_cache(past_key_values, use_cache)
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if x.dim() != 3:
+            given = ("input_ids", "(B, T)") if inputs_embeds is None else ("inputs_embeds", "(B, T, D)")
+            raise ValueError(
+                f"{given[0]} has {x.dim() - (inputs_embeds is None)} dimensions, but {given[1]} is expected"
+            )
         rows = self._rows(x, attention_mask, position_ids, cache, cu_seqlens)
         columns = x.shape[1]
         mask = None
@@ -169,8 +188,8 @@ class MnemosModel(MnemosPreTrainedModel):
             cache.check_config(self.config)
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
-        if use_cache and self.training and self.is_gradient_checkpointing:
-            use_cache = False
+        if use_cache and self.training and self.is_gradient_checkpointing and torch.is_grad_enabled():
+            use_cache = False  # without gradients nothing is run again, and `generate` counts on its cache
         return cache, bool(use_cache)
 
     def _rows(self, x, attention_mask, position_ids, cache, cu_seqlens) -> Rows | None:
@@ -258,6 +277,9 @@ class MnemosForCausalLM(MnemosPreTrainedModel, GenerationMixin):
         )
         loss = None
         if labels is not None:
+            shape = tuple(hidden.shape[:2]) if rows is None else rows.layout
+            if tuple(labels.shape) != shape:
+                raise ValueError(f"labels have shape {tuple(labels.shape)}, but {shape} is expected, as of the tokens")
             loss = self._loss(hidden, labels if rows is None else rows.take(labels), rows, num_items_in_batch)
         logits = None
         if return_logits or (return_logits is None and not (self.training and labels is not None)):

@@ -47,14 +47,14 @@ def rows_of(mask: Tensor | None, starts: Tensor | None) -> Rows | None:
 
 
 def _documents(mask: Tensor, starts: Tensor) -> Rows:
+    """One row for each document, also for one of which nothing is valid: a document begins where it does, valid there or not."""
     B, T = mask.shape
     tokens = mask.flatten().nonzero().squeeze(1)  # n
-    begins = starts.flatten()[tokens]
-    document = begins.cumsum(0) - 1
-    first = begins.nonzero().squeeze(1)
-    offset = torch.arange(len(tokens), device=mask.device) - first[document]
-    lengths = torch.bincount(document)
-    R, L = len(lengths), int(lengths.max())
+    document = (starts.flatten().cumsum(0) - 1)[tokens]
+    R = int(starts.sum())
+    lengths = torch.bincount(document, minlength=R)
+    offset = torch.arange(len(tokens), device=mask.device) - (lengths.cumsum(0) - lengths)[document]
+    L = max(1, int(lengths.max()))
     index = torch.zeros(R, L, dtype=torch.int64, device=mask.device)
     index[document, offset] = tokens
     place = torch.full((B * T,), R * L, device=mask.device)
@@ -62,8 +62,10 @@ def _documents(mask: Tensor, starts: Tensor) -> Rows:
     return Rows(index, place, torch.arange(L, device=mask.device) < lengths.unsqueeze(1), (B, T))
 
 
-def starts_from_lengths(cu_seqlens: Tensor, shape: tuple[int, int]) -> Tensor:
+def starts_from_lengths(cu_seqlens: Tensor | list[int], shape: tuple[int, int]) -> Tensor:
     """Boundaries [0, end of document 1, …, T] of a single packed row -> (1, T), True where a document begins."""
+    if isinstance(cu_seqlens, list | tuple):
+        cu_seqlens = torch.tensor(cu_seqlens)
     bounds = cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) and cu_seqlens.dim() == 1 else None
     if bounds is None or cu_seqlens.is_floating_point() or shape[0] != 1:
         raise ValueError(
@@ -77,10 +79,14 @@ def starts_from_lengths(cu_seqlens: Tensor, shape: tuple[int, int]) -> Tensor:
 
 
 def starts_from_positions(position_ids: Tensor, mask: Tensor | None, shape: tuple[int, int]) -> Tensor | None:
-    """Where positions begin again at 0 inside a row, documents begin; None where every row is one document."""
-    if torch.compiler.is_compiling() or position_ids.dim() != 2 or position_ids.shape[1] != shape[1]:
+    """Where positions begin again inside a row, at 0 or behind a masked 0, documents begin; None where every row is one document. Which it is decides what
+    is computed, so torch.compile has to wait for the answer too."""
+    if position_ids.dim() != 2 or position_ids.shape[1] != shape[1]:
         return None
     valid = torch.ones(shape, dtype=torch.bool, device=position_ids.device) if mask is None else mask
     first = valid & (valid.cumsum(1) == 1)
-    again = valid & ~first & (position_ids.expand(shape) == 0)
+    position = position_ids.expand(shape)
+    index = torch.arange(shape[1], device=position.device)
+    last = index.where(valid, 0).cummax(1).values.roll(1, 1)  # the last valid token before each
+    again = valid & ~first & ((position == 0) | (position < position.gather(1, last)))
     return first | again if bool(again.any()) else None

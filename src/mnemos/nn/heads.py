@@ -116,4 +116,4 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: 
         is_causal=causal,
         enable_gqa=q.shape[2] != k.shape[2],
     )
-    return y.transpose(1, 2)
+    return y.transpose(1, 2).to(q.dtype)
