@@ -197,9 +197,7 @@ def _commit(
     coefficients = NS_COEFFICIENTS[spec.ns_coefficients]
     if state.phase is None:
         due = ((state.position + 1) % spec.commit == 0).repeat_interleave(state.heads)  # G
-        if (
-            not torch.compiler.is_compiling()
-        ):  # few rows at different places commit at the same token: iterate for them alone
+        if not torch.compiler.is_compiling():  # of rows at different places few commit at the same token
             rows = due.nonzero().squeeze(1)
             if not len(rows):
                 return retained
