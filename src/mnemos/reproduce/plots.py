@@ -61,5 +61,6 @@ def draw(rows: list[Row], names: Iterable[str], plots: list[dict[str, Any]], pat
         axis.set(xlabel=plot.get("x_label", plot["x"].rstrip("@")), ylabel=plot.get("y_label", plot.get("y", "")))
         axis.set_title(plot["title"], fontsize=10)
         axis.grid(alpha=0.3)
-        axis.legend(fontsize=8)
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend(fontsize=8)
     figure.savefig(path, dpi=100)
