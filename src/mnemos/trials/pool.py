@@ -17,7 +17,7 @@ def run_all(
     """Call work(*piece) for every piece; yield its index and its result, in the order in which they are done.
 
     work: a function of a module, for processes are started afresh. A piece that raises has {"error": what it said} as its result; the
-    others go on. workers: processes, one per core by default; each has its share of the cores as threads.
+    others go on. workers: processes, one per core by default; each has its share of the cores as threads, or what OMP_NUM_THREADS allows.
     """
     if not pieces:
         return
@@ -25,7 +25,8 @@ def run_all(
     workers = min(len(pieces), workers or cores)
     # fork would copy torch's threads, which may hold locks
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, initializer=_prepare, initargs=(max(1, cores // workers),))
+    threads = max(1, min(cores // workers, int(os.environ.get("OMP_NUM_THREADS") or cores)))
+    pool = ProcessPoolExecutor(workers, context, initializer=_prepare, initargs=(threads,))
     try:
         waiting = {pool.submit(work, *piece): index for index, piece in enumerate(pieces)}
         while waiting:
