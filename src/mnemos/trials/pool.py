@@ -25,7 +25,7 @@ def run_all(
     workers = min(len(pieces), workers or cores)
     # fork would copy torch's threads, which may hold locks
     context = multiprocessing.get_context("spawn")
-    threads = max(1, min(cores // workers, int(os.environ.get("OMP_NUM_THREADS") or cores)))
+    threads = max(1, min(cores // workers, int((os.environ.get("OMP_NUM_THREADS") or str(cores)).split(",")[0])))
     pool = ProcessPoolExecutor(workers, context, initializer=_prepare, initargs=(threads,))
     try:
         waiting = {pool.submit(work, *piece): index for index, piece in enumerate(pieces)}
