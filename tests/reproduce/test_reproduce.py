@@ -20,7 +20,7 @@ from mnemos.reproduce.experiment import DEFAULTS
 from mnemos.reproduce.kinds import KINDS, run_cell
 from mnemos.reproduce.needle import longest
 from mnemos.reproduce.page import names, page, readme
-from mnemos.reproduce.plots import draw, points
+from mnemos.reproduce.plots import dots, draw, points
 from mnemos.reproduce.recall import stage
 from mnemos.reproduce.runner import missing
 from mnemos.reproduce.tables import matches, tuned
@@ -368,7 +368,11 @@ def test_plots_average_over_seeds_and_read_numbers_out_of_names(tmp_path):
     plot = {"title": "t", "x": "r@", "series": "model", "log_x": True, "chance": 0.1}
     assert points(wide, ["model"], plot) == {"a": [(8.0, 0.5), (16.0, 0.25)]}
     pytest.importorskip("matplotlib")
+    named = {"title": "dots", "dots": "model", "y": "x", "where": {"lr": 1}}
+    assert dots(ROWS, NAMES, named)["a"] == (pytest.approx(0.55), pytest.approx(0.635, abs=1e-3))
     draw(wide, ["model"], [plot, plot], tmp_path / "plot.png")
+    draw(ROWS, NAMES, [plot | {"x": "lr", "y": "x"}, named], tmp_path / "dots.png")
+    assert (tmp_path / "dots.png").stat().st_size > 1000
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
