@@ -48,6 +48,38 @@ def test_a_learned_start_cannot_outgrow_what_the_inner_learning_rate_allows(case
     assert all(w0.grad is not None and w0.grad.isfinite().all() and w0.grad.any() for w0 in mem.W0)
 
 
+@pytest.mark.parametrize("depth", [2, 3, 4])
+def test_a_start_that_turned_to_its_keys_does_not_make_a_memory_diverge(depth):
+    """Every hidden map with one direction, all keys in it: as far as training can go. Of maps drawn at random four in a chain left all bounds."""
+    torch.manual_seed(0)
+    mem = NeuralMemory(32, heads=2, depth=depth)
+    assert mem.W0 is not None
+    with torch.no_grad():
+        for i, w in enumerate(mem.W0[:-1]):
+            w.copy_(torch.full_like(w, 10.0) if i else 10 * torch.randn(2, w.shape[1], 1).sign().expand_as(w))
+        _, state = mem(torch.randn(8, 2, 32).repeat(1, 1024, 1))
+    assert max(w.flatten(2).norm(dim=2).max().item() for w in state.weights) < 10
+
+
+def test_hidden_maps_of_a_long_chain_are_drawn_orthogonal_and_opened_as_they_were_saved(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    from mnemos.models import presets
+
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(
+        presets.config("titans-lmm", "nano", memory_depth=4, num_hidden_layers=1)
+    )
+    W0 = model.model.layers[0].mixer.memory.W0
+    for w in W0[:-1]:
+        assert torch.allclose(torch.linalg.svdvals(w), torch.tensor(2.0), atol=1e-4)
+    with torch.no_grad():
+        for w in W0:
+            w.add_(0.1 * torch.randn_like(w))
+    model.save_pretrained(tmp_path)
+    opened = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert all(torch.equal(w, v) for w, v in zip(W0, opened.model.layers[0].mixer.memory.W0))
+
+
 @pytest.mark.parametrize(
     "case", [dict(), dict(skip=True), dict(features="monomials", key_dim=5), dict(depth=3)], ids=str
 )

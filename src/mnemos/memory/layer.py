@@ -98,9 +98,30 @@ class NeuralMemory(nn.Module):
         """Draw W0: hidden activations of a unit key have about unit norm; the last map is next to 0,
         so that what was written drowns out what was drawn, however small the learning rate. Hidden maps may grow no longer than they
         are drawn (`bounded`), for the memory's own steps grow with them. With features "exp" it is the first map that is 0: the
-        others pass errors on to it at their size."""
+        others pass errors on to it at their size. Hidden maps of more than two in a chain are drawn orthogonal: no key is longer behind
+        them than any other, and none can be made so by turning it towards their largest direction."""
         for w, std in zip(self.W0 or (), self._start_stds()):
             nn.init.normal_(w, std=std)
+            loaded = getattr(w, "_is_hf_initialized", False)  # transformers opens a checkpoint, and draws nothing
+            if self._long_chain and w is not list(self.W0 or ())[-1] and not loaded:
+                wide = w.to(torch.promote_types(w.dtype, torch.float32))
+                tall = wide.shape[1] > wide.shape[2]
+                q = torch.linalg.qr(wide if tall else wide.mT).Q
+                w.copy_(std * w.shape[2] ** 0.5 * (q if tall else q.mT))
+
+    @property
+    def _long_chain(self) -> bool:
+        chain = self.spec.network.chain
+        return chain is not None and len(chain.groups) > 2 and not self.spec.grows
+
+    def _start_limit(self, w: Tensor, std: float) -> float:
+        """How long a hidden map (H, D, E) of the start may be, by the norm that `bounded` takes."""
+        _, D, E = w.shape
+        if self._long_chain:
+            return (
+                1.01 * std * E**0.5 * min(D, E) ** (1 / 16)
+            )  # as it is drawn, all singular values the same, but for rounding
+        return STRETCH * std * (D**0.5 + E**0.5)
 
     def _start_stds(self) -> list[float]:
         chain, shapes = self.spec.network.chain, self.spec.shapes
@@ -119,7 +140,7 @@ class NeuralMemory(nn.Module):
             start = list(self.W0)
         else:
             stds = self._start_stds()
-            start = [bounded(w, STRETCH * std * sum(d**0.5 for d in w.shape[1:])) for w, std in zip(self.W0[:-1], stds)]
+            start = [bounded(w, self._start_limit(w, std)) for w, std in zip(self.W0[:-1], stds)]
             start.append(self.config.start_size * self.W0[-1])
         like = self.qkv.weight
         if start:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..eval.frozen import frozen_memory, has_memory
 from ..models import MnemosForCausalLM
 from ..train.config import ScheduleConfig
 from ..train.control import GateWatch, gates, memories, set_chunk_size, silent_memory
@@ -23,8 +24,8 @@ def run(cell: dict[str, Any]) -> dict[str, Any]:
     """bits: per byte of held-out text, all positions of T but the first.
 
     eval_chunks: also `bits@chunk<b>`, the same model read with other chunk sizes; `diverged` where its memory breaks at one. finish_chunk: the chunk of the last tenth of the steps.
-    routing: also `beyond` and `beyond_without`, bits of the positions beyond the attention window with the memory and with silence in its
-    place, and `gate`, `gate_spread`: mean and standard deviation of what the gates between attention and memory say.
+    routing: also `beyond`, `beyond_unwritten` and `beyond_without`, bits of the positions beyond the attention window with the memory, with
+    one in which nothing is written, and with silence in its place, and `gate`, `gate_spread`: mean and standard deviation of what the gates between attention and memory say.
     """
     learn, held_out = corpus(cell["corpus"])
     T, steps, seed = cell["length"], cell["steps"], cell["seed"]
@@ -68,6 +69,9 @@ def routing(model: MnemosForCausalLM, ids: Tensor) -> dict[str, float]:
     """What the memory is worth beyond the window, and what the gates say."""
     window = model.config.attention_window
     found = {"beyond": bits(model, ids, window)}
+    if has_memory(model):
+        with frozen_memory(model):
+            found["beyond_unwritten"] = bits(model, ids, window)
     if memories(model):
         with silent_memory(model):
             found["beyond_without"] = bits(model, ids, window)
