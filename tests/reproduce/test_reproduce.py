@@ -88,7 +88,7 @@ def test_text_is_measured_with_other_chunks_and_without_memory():
         "gate_spread",
     } <= found.keys()
     assert found["bits@chunk4"] == found["bits"]  # it finished with chunks of 4
-    assert len({found[name] for name in ("beyond", "beyond_unwritten", "beyond_without")}) == 3
+    assert found["beyond"] not in (found["beyond_unwritten"], found["beyond_without"])
 
 
 def test_stability_tells_a_rate_that_is_safe_from_one_that_is_not():
