@@ -143,6 +143,27 @@ def test_a_model_that_training_breaks_is_a_result(monkeypatch):
     ]
 
 
+@pytest.mark.parametrize(("kind", "asked"), [("needle", "recall@"), ("story", "accuracy@")])
+def test_nothing_is_asked_beyond_the_longest(kind, asked):
+    cell = SMALL | CELLS[kind] | {"kind": kind}
+    numbers = cell["distances" if kind == "needle" else "lengths"]
+    found = run_cell(cell | {"longest": min(numbers)})
+    assert [name for name in found if name.startswith(asked)] == [f"{asked}{min(numbers)}"] and len(numbers) > 1
+
+
+def test_random_words_come_with_the_whole_examples_and_in_the_test(monkeypatch):
+    made, cell = [], SMALL | CELLS["recall"] | {"kind": "recall", "steps": 10, "fill": "later"}
+
+    def noted(*args, fill, seed):
+        made.append(fill)
+        return recall_mqar(*args, fill=fill, seed=seed)
+
+    recall_mqar = recall.mqar
+    monkeypatch.setattr(recall, "mqar", noted)
+    run_cell(cell)
+    assert made[:10] == ["zero"] * 4 + ["random"] * 6 and set(made[10:]) == {"random"}
+
+
 def test_a_chunk_at_which_a_memory_breaks_is_told_and_the_others_are_measured(monkeypatch):
     cell = SMALL | {"kind": "text"} | CELLS["text"]
     model_bits, calls = text.bits, []

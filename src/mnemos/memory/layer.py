@@ -102,10 +102,10 @@ class NeuralMemory(nn.Module):
         them than any other, and none can be made so by turning it towards their largest direction."""
         for w, std in zip(self.W0 or (), self._start_stds()):
             nn.init.normal_(w, std=std)
-            loaded = getattr(w, "_is_hf_initialized", False)  # transformers opens a checkpoint, and draws nothing
-            if self._long_chain and w is not list(self.W0 or ())[-1] and not loaded:
+        for w, std in zip(self.W0[:-1], self._start_stds()) if self.W0 is not None and self._long_chain else ():
+            if not getattr(w, "_is_hf_initialized", False):  # else transformers opens a checkpoint, and draws nothing
+                tall = w.shape[1] > w.shape[2]
                 wide = w.to(torch.promote_types(w.dtype, torch.float32))
-                tall = wide.shape[1] > wide.shape[2]
                 q = torch.linalg.qr(wide if tall else wide.mT).Q
                 w.copy_(std * w.shape[2] ** 0.5 * (q if tall else q.mT))
 
@@ -117,10 +117,8 @@ class NeuralMemory(nn.Module):
     def _start_limit(self, w: Tensor, std: float) -> float:
         """How long a hidden map (H, D, E) of the start may be, by the norm that `bounded` takes."""
         _, D, E = w.shape
-        if self._long_chain:
-            return (
-                1.01 * std * E**0.5 * min(D, E) ** (1 / 16)
-            )  # as it is drawn, all singular values the same, but for rounding
+        if self._long_chain:  # as it is drawn, all singular values the same; a hundredth for rounding
+            return 1.01 * std * E**0.5 * min(D, E) ** (1 / 16)
         return STRETCH * std * (D**0.5 + E**0.5)
 
     def _start_stds(self) -> list[float]:
