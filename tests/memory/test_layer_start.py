@@ -108,6 +108,14 @@ def test_an_empty_memory_is_silent_and_one_that_was_told_is_not():
     assert empty.norm() < 0.2 * told.norm()
 
 
+def test_a_memory_of_muon_begins_from_its_whole_start_and_one_of_gradients_next_to_empty():
+    torch.manual_seed(0)
+    for rule, share in (("muon", 1.0), ("gd", 0.1 / 16)):
+        mem = NeuralMemory(32, heads=2, rule=rule, chunk_size=16)
+        begun = mem.initial_state(1).weights[-1][0]
+        assert mem.W0 is not None and torch.allclose(begun, share * mem.W0[-1])
+
+
 def test_a_start_scale_that_cannot_be_is_refused():
     for scale in (0, -1.0, float("inf"), "a"):
         with pytest.raises(ValueError, match=r"start_scale=.* must be None or a number > 0"):

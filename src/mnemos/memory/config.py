@@ -32,8 +32,9 @@ class NeuralMemoryConfig:
     read_start: also read the learned start itself, with the same query and through a norm of its own, whatever was written since: a
     small network that says what is always so. The memory then begins next to empty, and what it says is what it was told.
     start_scale: what the last map of the learned start is multiplied by where the memory begins; by default 0.1 / chunk_size, a
-    tenth of what a token writes, and 1 without read_start. An optimiser such as Adam moves that map by its own rate at every step:
-    at 1 the start soon says more than what was written, and nothing is learned of that (docs/log.md).
+    tenth of what a token writes, and 1 without read_start or with rule "muon". An optimiser such as Adam moves that map by its own rate
+    at every step: at 1 the start soon says more than what gradients wrote, and nothing is learned of that. A commit of Muon has
+    singular values of 1, which no start hides (docs/log.md).
     skip: add the query to what is read, and the key to what is predicted, in structures with a residual.
     conv_width: width of the causal convolution over q, k, v; 0 or None for none. qk_norm: "l2", "rms" or "none".
     value_bound: values are shortened to less than this norm, v / sqrt(1 + |v|² / bound²), which keeps deep memories
@@ -178,7 +179,7 @@ class NeuralMemoryConfig:
         """`start_scale`, or what experiments chose."""
         if self.start_scale is not None:
             return self.start_scale
-        return 0.1 / self.chunk_size if self.reads_start else 1.0
+        return 0.1 / self.chunk_size if self.reads_start and self.rule == "gd" else 1.0
 
     @property
     def momentum_start(self) -> float:

@@ -29,6 +29,7 @@ Cell = dict[str, Any]
 DEFAULTS = (
     2  # to be raised when models begin to compute something else by the same settings: kept results are then run again
 )
+REVISED = {"muon": 2}  # the same for the models of one rule
 NEEDED = ("question", "kind", "runs", "quick")
 FIELDS = {"question", "kind", "fixed", "models", "runs", "quick", "tables", "plots", "claims", "finding"}
 
@@ -84,6 +85,8 @@ class Experiment:
         if preset in presets.PRESETS:
             row = presets.PRESETS[preset]
             whole |= {"defaults": DEFAULTS, "row": [row.block, row.memory, row.model]}
+            rule = whole.get("model", {}).get("memory_rule") or (row.memory or {}).get("rule")
+            whole |= {"revised": REVISED[rule]} if rule in REVISED else {}
         text = json.dumps(whole, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
