@@ -96,7 +96,7 @@ def test_stability_tells_a_rate_that_is_safe_from_one_that_is_not():
 
 def test_results_are_kept_for_the_defaults_they_were_measured_with():
     """If this fails, a preset's settings have changed. Results know the row of their preset; raise DEFAULTS (or REVISED, for the models of
-    one rule) if it computes something else by the same row now, and write the new hash here."""
+    one kind) if it computes something else by the same row now, and write the new hash here."""
     derived = ("start_size", "lr_ceiling", "lr_start", "momentum_start")
     settings = {}
     for name in presets.names():
@@ -105,7 +105,7 @@ def test_results_are_kept_for_the_defaults_they_were_measured_with():
         settings[name] = [config.blocks, config.num_persistent_tokens, config.gate_mode]
         settings[name] += [memory.to_json(), [getattr(memory, part) for part in derived]] if memory else []
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
-    assert (DEFAULTS, REVISED, digest) == (2, {"muon": 2}, "1c5ce1be5b4dad58")
+    assert (DEFAULTS, REVISED, digest) == (2, {"muon": 2, "deep": 2}, "1c5ce1be5b4dad58")
 
 
 def test_results_belong_to_the_row_of_their_preset(tmp_path, monkeypatch):
@@ -119,14 +119,28 @@ def test_results_belong_to_the_row_of_their_preset(tmp_path, monkeypatch):
     assert before[0] == after[0] and before[1] != after[1]
 
 
-def test_results_of_a_rule_end_with_its_revision(tmp_path, monkeypatch):
-    models = {"a": {"preset": "atlas"}, "b": {"preset": "atlas", "memory_rule": "gd"}, "c": {"preset": "titans-lmm"}}
-    models["d"] = {"preset": "titans-lmm", "memory_rule": "muon"}
+@pytest.mark.parametrize(
+    ("preset", "overrides", "ends_with"),
+    [
+        ("atlas", {}, {"muon", "deep"}),
+        ("atlas", {"memory_rule": "gd"}, {"deep"}),
+        ("atlas", {"memory_structure": "linear"}, {"muon"}),
+        ("titans-lmm", {}, {"deep"}),
+        ("titans-lmm", {"memory_rule": "muon"}, {"muon", "deep"}),
+        ("deltanet", {}, set()),
+        ("deeptransformer", {}, set()),
+        ("swa", {}, set()),
+    ],
+)
+def test_results_of_one_kind_of_models_end_with_its_revision(tmp_path, monkeypatch, preset, overrides, ends_with):
+    models = {"a": {"preset": preset} | overrides}
     made = experiment(tmp_path, kind="text", models=models, runs=[{"model": "all"}])
-    before = [made.digest(cell) for cell in made.cells()]
-    monkeypatch.setitem(REVISED, "muon", 99)
-    after = [made.digest(cell) for cell in made.cells()]
-    assert [old == new for old, new in zip(before, after)] == [False, True, True, False]
+    (cell,) = made.cells()
+    before = made.digest(cell)
+    for kind in ("muon", "deep"):
+        with monkeypatch.context() as patch:
+            patch.setitem(REVISED, kind, 99)
+            assert (made.digest(cell) != before) == (kind in ends_with)
 
 
 def test_a_model_that_training_breaks_is_a_result(monkeypatch):

@@ -13,7 +13,7 @@ from mnemos.cli.train import read_arguments, uncollected
 from mnemos.models import MnemosForCausalLM, presets
 from mnemos.train import RECIPES, LossConfig, ModelConfig, OptimConfig, ScheduleConfig, TrainConfig, recipe
 from mnemos.train.guard import Guard
-from mnemos.train.optimisers import Optimisers, split_parameters
+from mnemos.train.optimisers import Optimisers, parameter_groups, split_parameters
 from mnemos.train.schedules import chunk_size, lr_factor, polarisation
 from small import small
 
@@ -221,6 +221,22 @@ def test_every_parameter_has_one_optimiser_and_the_decay_it_should(preset):
         assert not any(word in name for name in [*matrices, *decayed])
     assert any("feedforward.down" in name for name in matrices)
     assert split_parameters(named.items(), muon=False)[0] == []
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_hidden_maps_of_a_start_learn_at_a_share_of_the_rate(name):
+    model = MnemosForCausalLM(presets.config("titans-lmm", "nano", num_hidden_layers=2, memory_depth=3))
+    config = OptimConfig(name=name, lr=1e-2, start_lr=0.25)
+    optimisers = Optimisers(model, config)
+    optimisers.set_factor(0.5)
+    name_of = {id(p): name for name, p in model.named_parameters()}
+    rates = {name_of[id(p)]: g["lr"] for o in optimisers.all for g in o.param_groups for p in g["params"]}
+    assert rates.keys() == dict(model.named_parameters()).keys()
+    slow = {name for name, rate in rates.items() if rate == 0.5 * 0.25 * 1e-2}
+    assert slow == {name for name in rates if name.endswith(("W0.0", "W0.1"))} and len(slow) == 4
+    assert all(rates[name] == 0.5e-2 for name in rates.keys() - slow)
+    shares = {name_of[id(p)]: g["lr"] / 1e-2 for g in parameter_groups(model, config) for p in g["params"]}
+    assert shares == {name: 0.25 if name in slow else 1.0 for name in rates}
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])

@@ -29,7 +29,7 @@ Cell = dict[str, Any]
 DEFAULTS = (
     2  # to be raised when models begin to compute something else by the same settings: kept results are then run again
 )
-REVISED = {"muon": 2}  # the same for the models of one rule
+REVISED = {"muon": 2, "deep": 2}  # the same for models of one kind: see `_kinds`
 NEEDED = ("question", "kind", "runs", "quick")
 FIELDS = {"question", "kind", "fixed", "models", "runs", "quick", "tables", "plots", "claims", "finding"}
 
@@ -85,8 +85,8 @@ class Experiment:
         if preset in presets.PRESETS:
             row = presets.PRESETS[preset]
             whole |= {"defaults": DEFAULTS, "row": [row.block, row.memory, row.model]}
-            rule = whole.get("model", {}).get("memory_rule") or (row.memory or {}).get("rule")
-            whole |= {"revised": REVISED[rule]} if rule in REVISED else {}
+            revised = {kind: REVISED[kind] for kind in _kinds(row.memory, whole.get("model", {})) if kind in REVISED}
+            whole |= {"revised": revised} if revised else {}
         text = json.dumps(whole, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -105,6 +105,15 @@ class Experiment:
         lines = ",\n".join(json.dumps(finite(row), allow_nan=False) for row in rows)
         head = json.dumps({"experiment": self.name, "machine": machine})
         write_text(path, f'{head[:-1]}, "cells": [\n{lines}\n]}}\n')
+
+
+def _kinds(memory: dict[str, Any] | None, model: dict[str, Any]) -> set[str]:
+    """What a model's results may have to be run again for: its rule, and "deep" where its memory is a network with a learned start."""
+    if memory is None:
+        return set()
+    chosen = memory | {name.removeprefix("memory_"): value for name, value in model.items()}
+    deep = chosen.get("structure", "mlp") != "linear" and chosen.get("features") != "exp"
+    return {chosen.get("rule", "gd")} | ({"deep"} if deep else set())
 
 
 def find(name: str | None = None, root: str | Path = "experiments") -> list[Experiment]:

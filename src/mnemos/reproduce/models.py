@@ -1,10 +1,13 @@
-"""A cell's model."""
+"""A cell's model, and how it is trained."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..models import MnemosConfig, presets
+from ..train.config import OptimConfig
+from ..trials import Course
 
 
 def config_of(cell: dict[str, Any], **more: Any) -> MnemosConfig:
@@ -14,4 +17,14 @@ def config_of(cell: dict[str, Any], **more: Any) -> MnemosConfig:
     32
     """
     overrides = {"hidden_size": cell["dim"], "num_hidden_layers": cell["layers"]} | more | cell["model"]
+    overrides.pop("start_lr", None)
     return presets.config(overrides.pop("preset"), "nano", **overrides)
+
+
+def course_of(cell: dict[str, Any], batch: Callable) -> Course:
+    """A cell's steps and rate. cell["model"]["start_lr"]: how fast hidden maps of a memory's start learn, if not as by default.
+
+    >>> course_of({"steps": 9, "lr": 0.01, "model": {"start_lr": 1}}, len).start_lr
+    1
+    """
+    return Course(cell["steps"], cell["lr"], batch, start_lr=cell["model"].get("start_lr", OptimConfig.start_lr))

@@ -15,9 +15,9 @@ from torch import Tensor
 from ..demo.facts import CHANCE, VOCABULARY, lesson
 from ..demo.measure import recall_by_distance
 from ..models import MnemosForCausalLM
-from ..trials import Course, train
+from ..trials import train
 from ..trials.text import corpus
-from .models import config_of
+from .models import config_of, course_of
 
 NEAR = 8  # tokens of text between facts and questions, at most, while the task is new
 BEGIN, END = 0.15, 0.4  # shares of the steps between which the distance grows, by the same factor at each
@@ -47,7 +47,7 @@ def run(cell: dict[str, Any]) -> dict[str, Any]:
 
     torch.manual_seed(seed)
     model = MnemosForCausalLM(config_of(cell, vocab_size=VOCABULARY))
-    found = train(model, Course(steps, cell["lr"], batch))
+    found = train(model, course_of(cell, batch))
     distances = [x for x in cell["distances"] if x <= cell.get("longest", x)]
     readings = recall_by_distance(model, held_out, distances, cell["examples"], cell["pairs"], seed=10_000)
     for asked, _ in readings:

@@ -16,9 +16,9 @@ from torch import Tensor
 from ..data.tasks import mqar
 from ..eval.recall import accuracy, logits_of
 from ..models import MnemosForCausalLM
-from ..trials import Course, train
+from ..trials import train
 from ..trials.text import TEST_SEED
-from .models import config_of
+from .models import config_of, course_of
 
 LEAST = (2, 16)  # pairs and tokens of the shortest examples
 UNTIL = ((0.1, 8), (0.2, 4), (0.4, 2))  # until this share of a training: examples so many times smaller
@@ -60,7 +60,7 @@ def run(cell: dict[str, Any]) -> dict[str, Any]:
 
     torch.manual_seed(seed)
     model = MnemosForCausalLM(config_of(cell, vocab_size=vocab))
-    trained = train(model, Course(steps, cell["lr"], batch))
+    trained = train(model, course_of(cell, batch))
     asked = {"accuracy": (cell["pairs"], cell["length"])}
     asked |= {f"accuracy@{pairs}x{length}": (pairs, length) for pairs, length in cell.get("also", [])}
     found = {}

@@ -17,9 +17,9 @@ from torch import Tensor
 from ..data.tasks import story
 from ..data.tasks.babilong import PLACES, WALKERS, WALKS
 from ..models import MnemosForCausalLM
-from ..trials import Course, train
+from ..trials import train
 from ..trials.text import TEST_SEED, corpus
-from .models import config_of
+from .models import config_of, course_of
 from .needle import longest
 
 WORDS = tuple(dict.fromkeys((*WALKERS, *PLACES, *" ".join(WALKS).split(), "the", ".", "Where", "is", "?")))
@@ -106,7 +106,7 @@ def run(cell: dict[str, Any]) -> dict[str, Any]:
 
     torch.manual_seed(seed)
     model = MnemosForCausalLM(config_of(cell, vocab_size=VOCABULARY))
-    found = train(model, Course(steps, cell["lr"], batch))
+    found = train(model, course_of(cell, batch))
     for length in (x for x in cell["lengths"] if x <= cell.get("longest", x)):
         rows = [tell(held_out, length, TEST_SEED, i) for i in range(cell["examples"])]
         found[f"accuracy@{length}"] = accuracy(model, torch.from_numpy(np.stack(rows)))

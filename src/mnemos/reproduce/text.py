@@ -15,9 +15,9 @@ from ..train.config import ScheduleConfig
 from ..train.control import GateWatch, gates, memories, set_chunk_size, silent_memory
 from ..train.guard import not_finite
 from ..train.schedules import chunk_size
-from ..trials import Course, train
+from ..trials import train
 from ..trials.text import TEST_SEED, bits, corpus, rows
-from .models import config_of
+from .models import config_of, course_of
 
 
 def run(cell: dict[str, Any]) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def run(cell: dict[str, Any]) -> dict[str, Any]:
         ids = rows(learn, count, T, (seed + 1) * steps + step)
         return ids, ids
 
-    found = train(model, Course(steps, cell["lr"], batch))
+    found = train(model, course_of(cell, batch))
     test = rows(held_out, cell["examples"], T, TEST_SEED)
     found["bits"] = bits(model, test)
     if cell.get("routing"):

@@ -13,6 +13,7 @@ from .config import (
     TrainConfig,
     WatchConfig,
 )
+from .optimisers import parameter_groups
 from .recipes import RECIPES, recipe
 from .runs import export, list_runs, load_model, load_tokenizer, open_run
 from .trainer import Result, Trainer, TrainingFailed
@@ -35,5 +36,6 @@ __all__ = [
     "load_model",
     "load_tokenizer",
     "open_run",
+    "parameter_groups",
     "recipe",
 ]

@@ -37,6 +37,7 @@ RANGES = {  # from the first, to below the second
     "optim.betas": (0, 1),
     "optim.momentum": (0, 1),
     "optim.weight_decay": (0, math.inf),
+    "optim.start_lr": (0, math.inf),
     "optim.clip": (0, math.inf),  # torch would turn the gradient round for one below 0
     "optim.ema": (0, 1),
     "schedule.warmup": (0, math.inf),
@@ -95,6 +96,9 @@ class OptimConfig:
     """of muon"""
     weight_decay: float = 0.1
     """of matrices; never of norms, biases, gates, embeddings and what a memory starts from"""
+    start_lr: float = 0.3
+    """learning rate of the hidden maps of what a memory starts from, as a share of lr: every key passes through them, and where they move
+    as fast as the rest, recall stays behind (docs/log.md); 0 leaves them as they were drawn"""
     clip: float = 1.0
     """largest norm of the gradient; 0 clips nothing"""
     ema: float = 0.0

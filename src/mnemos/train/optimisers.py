@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
+from collections.abc import Container, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,9 +36,7 @@ class Optimisers:
 
     def __init__(self, model: nn.Module, config: OptimConfig):
         self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        matrices, decayed, plain = split_parameters(self.named.items(), config.name == "muon")
-        groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-        groups = [group for group in groups if group["params"]]
+        matrices, groups = _groups(self.named, config)
         self.all: list[torch.optim.Optimizer] = []
         if groups:
             self.all.append(torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=1e-8))
@@ -90,6 +90,41 @@ class Optimisers:
                     if isinstance(value, Tensor):
                         found[f"{name}.{key}"] = value
         return found
+
+
+def parameter_groups(model: nn.Module, config: OptimConfig | None = None) -> list[dict[str, Any]]:
+    """What `torch.optim.AdamW` takes, for loops of your own: weight decay for matrices only, and hidden maps of what memories start from
+    at `config.start_lr` of the learning rate.
+
+    >>> groups = parameter_groups(nn.Linear(4, 4), OptimConfig(lr=1e-3))
+    >>> [(group["lr"], group["weight_decay"]) for group in groups]
+    [(0.001, 0.1), (0.001, 0.0)]
+    """
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return _groups(named, dataclasses.replace(config or OptimConfig(), name="adamw"))[1]
+
+
+def _groups(named: dict[str, nn.Parameter], config: OptimConfig) -> tuple[list[nn.Parameter], list[dict[str, Any]]]:
+    """Matrices for muon, and adamw's groups. A group that is empty is left out."""
+    matrices, decayed, plain = split_parameters(named.items(), config.name == "muon")
+    slow = {id(p) for name, p in named.items() if hidden_start(name, named)}
+    groups = [
+        {"params": decayed, "lr": config.lr, "weight_decay": config.weight_decay},
+        {"params": [p for p in plain if id(p) not in slow], "lr": config.lr, "weight_decay": 0.0},
+        {"params": [p for p in plain if id(p) in slow], "lr": config.lr * config.start_lr, "weight_decay": 0.0},
+    ]
+    return matrices, [group for group in groups if group["params"]]
+
+
+def hidden_start(name: str, names: Container[str]) -> bool:
+    """Whether this parameter is a map of a memory's start that another one follows.
+
+    >>> names = ["memory.W0.0", "memory.W0.1", "memory.qkv.weight"]
+    >>> [hidden_start(name, names) for name in names]
+    [True, False, False]
+    """
+    before, W0, index = name.rpartition("W0.")
+    return bool(W0) and index.isdecimal() and f"{before}W0.{int(index) + 1}" in names
 
 
 def split_parameters(

@@ -20,12 +20,13 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Course:
-    """steps: of the optimiser. lr: its peak. batch(step): ids and labels (B, T), as transformers' models take them."""
+    """steps: of the optimiser. lr: its peak. batch(step): ids and labels (B, T), as transformers' models take them. start_lr: see `OptimConfig`."""
 
     steps: int
     lr: float
     batch: Callable[[int], Batch]
     clip: float = 1.0
+    start_lr: float = OptimConfig.start_lr
 
 
 def train(model: nn.Module, course: Course) -> dict[str, Any]:
@@ -39,7 +40,7 @@ def train(model: nn.Module, course: Course) -> dict[str, Any]:
     0
     """
     model.train()
-    optimisers = Optimisers(model, OptimConfig(lr=course.lr))
+    optimisers = Optimisers(model, OptimConfig(lr=course.lr, start_lr=course.start_lr))
     begin, cpu, bad, loss = time.perf_counter(), time.process_time(), 0, math.nan
     for step in range(course.steps):
         ids, labels = course.batch(step)
