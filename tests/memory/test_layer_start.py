@@ -116,6 +116,15 @@ def test_a_memory_of_muon_begins_from_its_whole_start_and_one_of_gradients_next_
         assert mem.W0 is not None and torch.allclose(begun, share * mem.W0[-1])
 
 
+@pytest.mark.parametrize("momentum", [True, False])
+def test_a_gated_network_or_three_maps_have_a_quarter_of_the_rate_of_two(momentum):
+    case = dict(heads=2, chunk_size=16, momentum=momentum)
+    two = NeuralMemory(32, **case).config.lr_ceiling
+    assert two == pytest.approx((1 if momentum else 0.5) / 16)
+    assert NeuralMemory(32, structure="gated_mlp", **case).config.lr_ceiling == two / 4
+    assert NeuralMemory(32, depth=3, **case).config.lr_ceiling == two / 4
+
+
 def test_a_start_scale_that_cannot_be_is_refused():
     for scale in (0, -1.0, float("inf"), "a"):
         with pytest.raises(ValueError, match=r"start_scale=.* must be None or a number > 0"):

@@ -195,7 +195,7 @@ class NeuralMemoryConfig:
         Gradients of a chunk are taken at its start, so `chunk_size` identical unit keys, each written `window` times, move
         the memory by chunk_size * window * lr of its error: a linear memory is stable below 2. A deeper one also moves what
         its maps see of each other, and gets half of that, without momentum to smooth its steps a quarter, and a quarter of
-        that again with more than two maps in a chain. Where every token has its own anchor, 1 / window writes exactly.
+        that again with more than two maps in a chain, or with two whose product is gated. Where every token has its own anchor, 1 / window writes exactly.
         """
         if self.max_lr is not None:
             return self.max_lr
@@ -207,7 +207,8 @@ class NeuralMemoryConfig:
         deep = 1.0 if self.momentum else 0.5
         chain = self.spec.network.chain
         maps = len(self.spec.network.shapes() if chain is None else chain.groups)
-        reach = 2.0 if maps == 1 else deep * (1.0 if maps == 2 else 0.25)
+        steep = maps > 2 or (chain is not None and "geglu" in chain.joints)
+        reach = 2.0 if maps == 1 else deep * (0.25 if steep else 1.0)
         return reach / (self.chunk_size * self.window * squared_key)
 
     @property

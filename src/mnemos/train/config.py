@@ -96,7 +96,7 @@ class OptimConfig:
     """of muon"""
     weight_decay: float = 0.1
     """of matrices; never of norms, biases, gates, embeddings and what a memory starts from"""
-    start_lr: float = 0.3
+    start_lr: float = 0.1
     """learning rate of the hidden maps of what a memory starts from, as a share of lr: every key passes through them, and where they move
     as fast as the rest, recall stays behind (docs/log.md); 0 leaves them as they were drawn"""
     clip: float = 1.0
