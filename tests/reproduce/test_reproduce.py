@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib
 import json
 import math
 from pathlib import Path
@@ -21,6 +22,7 @@ from mnemos.reproduce.kinds import KINDS, run_cell
 from mnemos.reproduce.needle import longest
 from mnemos.reproduce.recall import stage
 from mnemos.reproduce.runner import missing
+from mnemos.train import OptimConfig
 from mnemos.trials import Course, train
 
 ROOT = Path(__file__).parents[2] / "experiments"
@@ -106,6 +108,7 @@ def test_results_are_kept_for_the_defaults_they_were_measured_with():
         settings[name] += [memory.to_json(), [getattr(memory, part) for part in derived]] if memory else []
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
     assert (DEFAULTS, REVISED, digest) == (2, {"muon": 2, "deep": 2}, "1c5ce1be5b4dad58")
+    assert OptimConfig.start_lr == 0.1  # how deep memories are trained: raise REVISED["deep"] with it
 
 
 def test_results_belong_to_the_row_of_their_preset(tmp_path, monkeypatch):
@@ -141,6 +144,25 @@ def test_results_of_one_kind_of_models_end_with_its_revision(tmp_path, monkeypat
         with monkeypatch.context() as patch:
             patch.setitem(REVISED, kind, 99)
             assert (made.digest(cell) != before) == (kind in ends_with)
+
+
+@pytest.mark.parametrize("kind", ["recall", "text", "needle", "story"])
+def test_a_models_own_share_for_its_start_reaches_the_training(kind, monkeypatch):
+    """start_lr 0: hidden maps stay as they were drawn, all else learns."""
+    trained, module = [], importlib.import_module(f"mnemos.reproduce.{kind}")
+
+    def noted(model, course):
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        found = train(model, course)
+        trained.append({name for name, p in model.named_parameters() if torch.equal(p, before[name])})
+        return found
+
+    monkeypatch.setattr(module, "train", noted)
+    chosen = {"preset": "titans-lmm", "memory_heads": 1, "memory_chunk_size": 8}
+    for share in ({"start_lr": 0}, {}):
+        run_cell(SMALL | CELLS[kind] | {"kind": kind, "model": chosen | share})
+    frozen, by_default = trained
+    assert frozen and all(name.endswith("W0.0") for name in frozen) and not by_default
 
 
 def test_a_model_that_training_breaks_is_a_result(monkeypatch):

@@ -49,6 +49,7 @@ def test_what_a_file_does_not_say_has_its_default(tmp_path):
         ("a: [", "is not a readable config"),
         ("compile: 1", "compile=1 must be of type bool"),
         ("optim: {clip: -1}", "optim.clip=-1.0 must be >= 0"),
+        ("optim: {start_lr: -1}", "optim.start_lr=-1.0 must be >= 0"),
         ("optim: {muon_lr: 0}", "optim.muon_lr=0.0 must be > 0"),
         ("optim: {betas: [0.9, 1.0]}", r"optim.betas=\(0.9, 1.0\) must be >= 0 and < 1"),
         ("schedule: {warmup: -3}", "schedule.warmup=-3.0 must be >= 0"),

@@ -195,7 +195,8 @@ class NeuralMemoryConfig:
         Gradients of a chunk are taken at its start, so `chunk_size` identical unit keys, each written `window` times, move
         the memory by chunk_size * window * lr of its error: a linear memory is stable below 2. A deeper one also moves what
         its maps see of each other, and gets half of that, without momentum to smooth its steps a quarter, and a quarter of
-        that again with more than two maps in a chain, or with two whose product is gated. Where every token has its own anchor, 1 / window writes exactly.
+        that again with more than two maps in a chain, or with two whose product is gated. Where every token has its own
+        anchor, 1 / window writes exactly.
         """
         if self.max_lr is not None:
             return self.max_lr
