@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import threading
 import time
 
@@ -175,6 +177,25 @@ def test_the_thread_ends_with_its_batches(tmp_path, corpus):
     while any(thread.name == "mnemos-data" for thread in set(threading.enumerate()) - others):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_a_process_can_end_while_batches_are_made(tmp_path):
+    """A thread that comes back from torch into an interpreter that is gone takes the process down with SIGABRT."""
+    script = tmp_path / "ends.py"
+    script.write_text(
+        "import torch\n"
+        "from mnemos.data.batches import Batches\n"
+        "class Plan:\n"
+        "    def rows(self): return []\n"
+        "    def state(self): return {}\n"
+        "    def load(self, state): pass\n"
+        "busy = lambda rows: {'input_ids': torch.rand(2_000_000).sort().values}\n"
+        "batches = [Batches(Plan(), busy, {}, prefetch=9) for _ in range(2)]\n"
+        "for one in batches: next(one)\n"
+        "del one, batches[0]\n"  # one is collected before the end, one is not
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_error_in_the_thread_is_raised_where_the_batch_is_asked_for(tmp_path, corpus, monkeypatch):

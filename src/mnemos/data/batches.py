@@ -5,6 +5,7 @@ Shapes: B rows of the global batch, b = B / world_size of them here, T tokens.
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 import weakref
@@ -143,6 +144,7 @@ class Batches:
         thread = threading.Thread(
             target=_make_ahead, args=(self.plan, self.assemble, self._queue, stopped), name="mnemos-data", daemon=True
         )
+        _at_work[thread] = stopped
         thread.start()
         weakref.finalize(self, stopped.set)  # the thread does not know this object, so it can be collected
 
@@ -151,6 +153,17 @@ class Batches:
             thread.join()
 
         self._stop = stop
+
+
+_at_work: weakref.WeakKeyDictionary[threading.Thread, threading.Event] = weakref.WeakKeyDictionary()
+
+
+@atexit.register
+def _let_them_end() -> None:
+    """A thread inside torch while the interpreter goes away takes the process down with it (SIGABRT)."""
+    for thread, stopped in list(_at_work.items()):
+        stopped.set()
+        thread.join()
 
 
 def _make(plan: Plan, assemble: Assembler) -> tuple[Batch, dict[str, Any]]:

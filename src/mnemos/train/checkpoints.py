@@ -106,9 +106,7 @@ class Checkpoints:
         if not asynchronous:
             return self._complete(part, target, contents.step, best)
         outcome: list = []
-        thread = threading.Thread(
-            target=lambda: outcome.append(self._after(future, part, target, contents.step, best)), daemon=True
-        )
+        thread = threading.Thread(target=lambda: outcome.append(self._after(future, part, target, contents.step, best)))
         thread.start()
         self._pending = (future, part, target, thread, outcome)
         return True
