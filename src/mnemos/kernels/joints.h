@@ -1,5 +1,5 @@
 // What the kernels share: the elementwise functions between the maps of a chain, with the derivatives that a write and its
-// backward need (those of memory/joints.py, with the same names), sigmoid, dot and the matrix product's type.
+// backward need (those of memory/joints.py, with the same names), sigmoid and dot.
 
 #pragma once
 
@@ -158,19 +158,6 @@ struct Joint {
       }
   }
 };
-
-// the Fortran matrix product that torch carries
-template <typename T>
-using Gemm = void (*)(const char*, const char*, const int*, const int*, const int*, const T*, const T*, const int*,
-                      const T*, const int*, const T*, T*, const int*);
-
-// out (r, c) = alpha x y + beta out, with x (r, k) and y (k, c), each transposed where its flag says so; all row-major
-template <typename T>
-void product(Gemm<T> gemm, T* out, const T* x, bool tx, const T* y, bool ty, int64_t r, int64_t c, int64_t k, T beta = 0,
-             T alpha = 1) {
-  const int mm = c, nn = r, kk = k, ldy = ty ? k : c, ldx = tx ? r : k, ldo = c;
-  gemm(ty ? "T" : "N", tx ? "T" : "N", &mm, &nn, &kk, &alpha, y, &ldy, x, &ldx, &beta, out, &ldo);
-}
 
 template <typename T>
 T dot(const T* x, const T* y, int64_t n) {

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "joints.h"
+#include "product.h"
 
 namespace {
 

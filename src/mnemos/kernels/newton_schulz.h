@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "joints.h"
+#include "product.h"
 
 namespace {
 
@@ -33,8 +34,8 @@ struct NewtonSchulz {
       for (int64_t i = first; i < stop; i++) {
         T *A = grams + i * square(), *now = i == first ? P : Q;
         polynomial(now, A);
-        if (i > first) mm(R, now, P), std::swap(P, R);
-        if (i + 1 < stop) mm(R, A, now), mm(A + square(), now, R);
+        if (i > first) symmetric(R, now, P), std::swap(P, R);
+        if (i + 1 < stop) symmetric(R, A, now), symmetric(A + square(), now, R);
       }
       wide(Y, P, X);
       std::swap(X, Y);
@@ -51,7 +52,7 @@ struct NewtonSchulz {
     const auto start = [&](int64_t first) { return first ? starts + (first / stage - 1) * d * e : X; };
     const auto upto = [&](int64_t i) { return (i % stage ? products : Q) + i * square(); };  // … Q₂ Q₁ of its stage
     for (int64_t i = 0; i < steps; i++) {
-      if (i % stage) mm(upto(i), Q + i * square(), upto(i - 1));
+      if (i % stage) symmetric(upto(i), Q + i * square(), upto(i - 1));
       if ((i + 1) % stage == 0 && i + 1 < steps) wide(start(i + 1), upto(i), start(i + 1 - stage));
     }
     T inner = 0, *D = DX;
@@ -74,8 +75,12 @@ struct NewtonSchulz {
   void mm(T* out, const T* x, const T* y, T beta = 0, T alpha = 1) const {
     product(gemm, out, x, false, y, false, d, d, d, beta, alpha);
   }
+  // x y where they commute, as all polynomials of one Gram matrix do: symmetric, as they are
+  void symmetric(T* out, const T* x, const T* y, T beta = 0, T alpha = 1) const {
+    product(gemm, out, x, false, y, false, d, d, d, beta, alpha, true);
+  }
   void wide(T* out, const T* P, const T* X) const { product(gemm, out, P, false, X, false, d, e, d); }
-  void gram(T* out, const T* X) const { product(gemm, out, X, false, X, true, d, d, e); }
+  void gram(T* out, const T* X) const { product(gemm, out, X, false, X, true, d, d, e, T(0), T(1), true); }
 
   // X over its norm, or 0 where it has none; returns what it was multiplied by
   T normalise(T* X) const {
@@ -87,7 +92,7 @@ struct NewtonSchulz {
   // a + b A + c A²
   void polynomial(T* Q, const T* A) const {
     std::memcpy(Q, A, square() * sizeof(T));
-    mm(Q, A, A, b, c);
+    symmetric(Q, A, A, b, c);
     for (int64_t i = 0; i < d; i++) Q[i * d + i] += a;
   }
 

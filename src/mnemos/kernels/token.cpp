@@ -10,6 +10,7 @@
 #include <new>
 
 #include "joints.h"
+#include "product.h"
 
 namespace {
 
