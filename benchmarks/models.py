@@ -6,7 +6,7 @@
 
 float32, byte vocabulary, dim 256, 4 heads. Training: batch 1 x 1,024, depth 2, medians of --runs after two warm steps.
 Decoding: one token per call through the cache, depth 4, as it is and after `compile_decoding`. Each measurement has a
-process of its own.
+process of its own; those whose ratio matters take turns in one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def make(name: str, depth: int, **choices):
     return MnemosForCausalLM(presets.config(name, size="nano", num_hidden_layers=depth, **{**SHAPE, **choices}))
 
 
-def train(job: dict) -> dict:
+def step_of(job: dict):
+    """A training step on random bytes."""
     torch.manual_seed(0)
     ids = torch.randint(0, 256, (1, job["length"]))
     if job["name"] == "peer":
@@ -65,9 +66,22 @@ def train(job: dict) -> dict:
             model(ids, labels=ids).loss.backward()
             model.zero_grad()
 
+    return call
+
+
+def train(job: dict) -> dict:
+    call = step_of(job)
     extra = extra_memory(call)
     taken = times(call, runs=job["runs"], warm=job.get("warm", 2))
     return {"rate": job["length"] / median(taken), "extra": max(extra, extra_memory(call))}
+
+
+def turns(job: dict) -> dict:
+    """Models that are compared take a step each in turn: what the machine does meanwhile meets all of them alike."""
+    calls, taken = [step_of(job | model) for model in job["models"]], []
+    for _ in range(job["runs"] + 2):
+        taken.append([times(call, runs=1, warm=0)[0] for call in calls])
+    return {"rates": [job["length"] / median(list(mine)) for mine in zip(*taken[2:])]}
 
 
 @torch.no_grad()
@@ -164,28 +178,30 @@ def show_train(runs: int) -> None:
 
 
 def show_mac(runs: int) -> None:
-    theirs = run(kind="train", name="peer", depth=2, length=1024, runs=runs)
-    ours = run(kind="train", name="titans-mac", depth=2, length=1024, runs=runs, choices=PEER)
-    if "error" in theirs or "error" in ours:
-        print(theirs, ours)
+    models = [dict(name="peer"), dict(name="titans-mac", choices=PEER)]
+    both = [run(kind="train", depth=2, length=1024, runs=1, **model) for model in models]
+    found = run(kind="turns", models=models, depth=2, length=1024, runs=runs)
+    if any("error" in result for result in (*both, found)):
+        print(*both, found)
         return
+    (theirs, ours), (their_mb, our_mb) = found["rates"], (result["extra"] for result in both)
     print(
-        f"MAC, depth 2: titans-pytorch {theirs['rate']:.0f} tokens/s, +{theirs['extra']:.0f} MB; "
-        f"mnemos {ours['rate']:.0f}, +{ours['extra']:.0f} MB: {ours['rate'] / theirs['rate']:.2f}x\n"
+        f"MAC, depth 2, in turn: titans-pytorch {theirs:.0f} tokens/s, +{their_mb:.0f} MB; "
+        f"mnemos {ours:.0f}, +{our_mb:.0f} MB: {ours / theirs:.2f}x\n"
     )
 
 
 def show_atlas(runs: int) -> None:
     """Atlas beside sliding-window attention: as it is, with shorter chunks (Muon commits once per chunk), with more features."""
-    swa = run(kind="train", name="swa", depth=2, length=4096, runs=runs)["rate"]
-    rows = [["swa", f"{swa:.0f}", "1"]]
     often, wide = dict(memory_chunk_size=64), dict(memory_chunk_size=64, memory_key_dim=16)
-    for name, choices in (("titans-mag", {}), ("atlas-mag", {}), ("atlas-mag", often), ("atlas-mag", wide)):
-        result = run(kind="train", name=name, depth=2, length=4096, runs=runs, choices=choices)
+    names = [("swa", {}), ("titans-mag", {}), ("atlas-mag", {}), ("atlas-mag", often), ("atlas-mag", wide)]
+    models = [dict(name=name, choices=choices) for name, choices in names]
+    rates = run(kind="turns", models=models, depth=2, length=4096, runs=runs)["rates"]
+    rows = []
+    for (name, choices), rate in zip(names, rates):
         label = ", ".join([name, *(f"{key.removeprefix('memory_')} {value}" for key, value in choices.items())])
-        rows.append([label, f"{result['rate']:.0f}", f"{result['rate'] / swa:.2f}"])
-        print("  " + " ".join(rows[-1]), flush=True)
-    print(table(["training, depth 2, 1 x 4,096", "tokens/s", "of swa"], rows), "\n")
+        rows.append([label, f"{rate:.0f}", f"{rate / rates[0]:.3f}"])
+    print(table(["training, depth 2, 1 x 4,096, in turn", "tokens/s", "of swa"], rows), "\n")
 
 
 def show_lengths(plot: str | None) -> None:
@@ -282,7 +298,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.job:
         job = json.loads(options.job)
-        print(json.dumps({"train": train, "decode": decode, "flat": flat, "sessions": sessions}[job.pop("kind")](job)))
+        kinds = {"train": train, "turns": turns, "decode": decode, "flat": flat, "sessions": sessions}
+        print(json.dumps(kinds[job.pop("kind")](job)))
         return
     print(machine(), "\n", flush=True)
     parts = {

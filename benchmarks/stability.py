@@ -4,7 +4,7 @@
     python benchmarks/stability.py --presets titans-mag atlas --steps 300 --dtype bfloat16
 
 A model of two layers, hidden size 64, reads bytes of a text: rows of 2 x 128 tokens, and at every 100th step one of 4,096.
-AdamW, learning rate 3e-3 after 50 steps of warm-up, gradients clipped at 1. A run is one line of JSON: the loss of the last
+AdamW as the trainer has it (`mnemos.train.parameter_groups`), learning rate 3e-3 after 50 steps of warm-up, gradients clipped at 1. A run is one line of JSON: the loss of the last
 50 short steps on text not trained on yet, beside that of the text's byte frequencies (nats), steps whose loss or gradients
 were not finite (they are counted and skipped), and the largest gradient norm. Runs already in --out are not repeated.
 """
@@ -21,6 +21,7 @@ import torch
 
 from harness import machine
 from mnemos.models import MnemosForCausalLM, presets
+from mnemos.train import OptimConfig, parameter_groups
 
 
 def corpus(path: str | None) -> torch.Tensor:
@@ -49,7 +50,7 @@ def train(name: str, data: torch.Tensor, steps: int, dtype: str, depth: int | No
             memory={**(config.memory or {}), "depth": depth},
         )
     model = MnemosForCausalLM(config).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(parameter_groups(model, OptimConfig(lr=3e-3)))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: min(1.0, (i + 1) / 50))
     generator = torch.Generator().manual_seed(1)
     losses, bad, largest, started = [], 0, 0.0, time.perf_counter()
