@@ -4,9 +4,10 @@
     python benchmarks/stability.py --presets titans-mag atlas --steps 300 --dtype bfloat16
 
 A model of two layers, hidden size 64, reads bytes of a text: rows of 2 x 128 tokens, and at every 100th step one of 4,096.
-AdamW as the trainer has it (`mnemos.train.parameter_groups`), learning rate 3e-3 after 50 steps of warm-up, gradients clipped at 1. A run is one line of JSON: the loss of the last
-50 short steps on text not trained on yet, beside that of the text's byte frequencies (nats), steps whose loss or gradients
-were not finite (they are counted and skipped), and the largest gradient norm. Runs already in --out are not repeated.
+AdamW as the trainer has it (`mnemos.train.parameter_groups`), learning rate 3e-3 after 50 steps of warm-up, gradients clipped
+at 1. A run is one line of JSON: the loss of the last 50 short steps on text not trained on yet, beside that of the text's byte
+frequencies (nats), steps whose loss or gradients were not finite (they are counted and skipped), and the largest gradient
+norm. Runs already in --out are not repeated.
 """
 
 from __future__ import annotations
