@@ -6,14 +6,14 @@ import ctypes
 import functools
 import itertools
 import mmap
-import platform
 import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
-from mnemos.kernels.build import FLAGS, HERE, Unavailable, library
+from helpers import needs_kernel
+from mnemos.kernels.build import HERE, compiler
 
 WIDTHS = {"native": [], "no avx512": ["-mno-avx512f"], "no avx": ["-mno-avx"]}
 ROWS, COLUMNS, DEPTHS = (1, 3, 8, 14, 67), (1, 4, 15, 16, 17, 33, 49, 66, 131), (1, 2, 16, 37)
@@ -21,17 +21,11 @@ ROWS, COLUMNS, DEPTHS = (1, 3, 8, 14, 67), (1, 4, 15, 16, 17, 33, 49, 66, 131), 
 
 @pytest.fixture(scope="module", params=WIDTHS)
 def compiled(request, tmp_path_factory):
-    try:
-        library("decay")
-    except Unavailable as why:
-        pytest.skip(str(why))
-    x86 = platform.machine() in ("x86_64", "AMD64")
-    if WIDTHS[request.param] and not x86:
+    if WIDTHS[request.param] and "-march=native" not in compiler():
         pytest.skip("these widths are of x86")
     made = tmp_path_factory.mktemp("product") / "product.so"
-    native = "-march=native" if x86 else "-mcpu=native"
-    command = ["c++", *FLAGS, "-fPIC", native, *WIDTHS[request.param], f"-I{HERE}", "-o", str(made)]
-    subprocess.run([*command, str(Path(__file__).with_name("product.cpp"))], check=True)
+    source = Path(__file__).with_name("product.cpp")
+    subprocess.run([*compiler(), *WIDTHS[request.param], f"-I{HERE}", "-o", str(made), str(source)], check=True)
     return ctypes.CDLL(str(made))
 
 
@@ -69,6 +63,7 @@ def run(compiled, x, y, tx, ty, out, beta, alpha, symmetric=False):
     return result
 
 
+@needs_kernel
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("tx", [0, 1])
 @pytest.mark.parametrize("ty", [0, 1])
@@ -85,6 +80,7 @@ def test_a_product_is_torchs(compiled, dtype, tx, ty):
         assert (found - expected).abs().max() <= tolerance * k**0.5 * 4, (r, c, k, beta)
 
 
+@needs_kernel
 def test_half_of_a_symmetric_product_is_mirrored(compiled):
     generator = torch.Generator().manual_seed(0)
     for d, k in itertools.product(COLUMNS, DEPTHS):

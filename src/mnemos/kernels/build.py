@@ -31,16 +31,13 @@ def library(name: str) -> ctypes.CDLL:
     processor, so that a change of any of them compiles anew; so does a file that cannot be loaded.
     """
     sources = [HERE / f"{name}.cpp", *sorted(HERE.glob("*.h"))]
-    compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        raise Unavailable("there is no C++ compiler (c++, g++ or clang++) on this machine")
-    flags = [*FLAGS, "-fPIC", "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"]
-    key = hashlib.sha256(
-        "\n".join([*(x.read_text() for x in sources), *flags, compiler, _processor()]).encode()
-    ).hexdigest()[:16]
+    command = compiler()
+    key = hashlib.sha256("\n".join([*(x.read_text() for x in sources), *command, _processor()]).encode()).hexdigest()[
+        :16
+    ]
     try:
         path = _cache() / f"{name}-{key}.so"
-        command = [compiler, *flags, str(sources[0])]
+        command = [*command, str(sources[0])]
         if not path.exists():
             _compile(command, path)
         try:
@@ -50,6 +47,15 @@ def library(name: str) -> ctypes.CDLL:
             return ctypes.CDLL(str(path))
     except OSError as failed:
         raise Unavailable(f"the compiled kernel cannot be kept or loaded: {failed}") from None
+
+
+def compiler() -> list[str]:
+    """The compiler of this machine, and what it is told for this processor; `Unavailable` where there is none."""
+    found = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
+    if found is None:
+        raise Unavailable("there is no C++ compiler (c++, g++ or clang++) on this machine")
+    x86 = platform.machine() in ("x86_64", "AMD64")
+    return [found, *FLAGS, "-fPIC", "-march=native" if x86 else "-mcpu=native"]
 
 
 def _compile(command: list[str], path: Path) -> None:
