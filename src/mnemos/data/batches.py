@@ -144,8 +144,8 @@ class Batches:
         thread = threading.Thread(
             target=_make_ahead, args=(self.plan, self.assemble, self._queue, stopped), name="mnemos-data", daemon=True
         )
-        _at_work[thread] = stopped
         thread.start()
+        _at_work[thread] = stopped
         weakref.finalize(self, stopped.set)  # the thread does not know this object, so it can be collected
 
         def stop() -> None:

@@ -32,9 +32,8 @@ def library(name: str) -> ctypes.CDLL:
     """
     sources = [HERE / f"{name}.cpp", *sorted(HERE.glob("*.h"))]
     command = compiler()
-    key = hashlib.sha256("\n".join([*(x.read_text() for x in sources), *command, _processor()]).encode()).hexdigest()[
-        :16
-    ]
+    made_of = "\n".join([*(x.read_text() for x in sources), *command, _processor()])
+    key = hashlib.sha256(made_of.encode()).hexdigest()[:16]
     try:
         path = _cache() / f"{name}-{key}.so"
         command = [*command, str(sources[0])]

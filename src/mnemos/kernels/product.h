@@ -1,5 +1,5 @@
 // The matrix product of small matrices, which is most of what the lanes do: torch's library is made for large ones, and copies
-// its arguments first. Nothing is copied here but a transposed right side, and half of a symmetric product is left out.
+// its arguments first. Nothing is copied here but a transposed right side, and most of what a symmetric product has twice is mirrored.
 
 #pragma once
 
