@@ -13,7 +13,23 @@ from fuzz_files import ITEM_BYTES, NUMPY, Raw, Stored, assemble, dump, stored
 WHOLE = (-(2**63), -(2**31), -60, -2, -1, 0, 1, 2, 3, 4, 5, 7, 8, 16, 64, 255, 256, 1000, 2**16, 2**20, 2**24)
 WHOLE += (2**31 - 1, 2**31, 2**32, 2**40, 2**53, 2**62, 2**63 - 1)
 FLOATS = (0.0, -0.0, 1e-45, -1e-39, 1.0, -1.0, 0.5, 1e4, 1e18, -1e30, 3e38, -3e38, 1e300, np.nan, np.inf, -np.inf)
-WORDS = ("", "x", "lmm", "mag", "mal", "mac", "qk", "swa", "attention", "linear", "mlp", "gated_mlp", "gd", "muon", "l2")
+WORDS = (
+    "",
+    "x",
+    "lmm",
+    "mag",
+    "mal",
+    "mac",
+    "qk",
+    "swa",
+    "attention",
+    "linear",
+    "mlp",
+    "gated_mlp",
+    "gd",
+    "muon",
+    "l2",
+)
 WORDS += ("dot", "exp", "identity", "elementwise", "tensor", "monomials", "sketch", "token", "chunk", "before", "after")
 WORDS += ("MemoryState", "AttentionCache", "SegmentCache", "QKCache", "FrozenCache", "RowCache", "cpp", "torch", "auto")
 WORDS += ("float16", "float64", "bfloat16", "../../etc/passwd", "a\nb", "\u0000", "\ud800", "é" * 300, "[1]", "{}", "1")

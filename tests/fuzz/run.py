@@ -32,6 +32,7 @@ KINDS = ("state", "cache", "model")
 CASE_SECONDS = 20
 MEMORY_BYTES = 4 << 30  # on top of what the process has mapped at its start
 LONGEST_MESSAGE = 500
+HANGS = (signal.SIGPROF, signal.SIGALRM)
 
 
 def target_of(kind: str):
@@ -69,13 +70,18 @@ def place_of(error: BaseException) -> str:
     return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else "?"
 
 
-def run_case(target, seed: int, case: int, folder: Path) -> tuple[str, str | None]:
-    """(outcome, fault) of one case; the fault is None where the property holds."""
+def run_case(target, seed: int, case: int, folder: Path, named: str | None = None) -> tuple[str, str | None]:
+    """(outcome, fault) of one case; the fault is None where the property holds. named: the file is that of this name."""
     from fuzz_target import Overflow
 
     rng = Random(f"{target.kind}/{seed}/{case}")
     target.stage = "start"
-    target.mutate(rng, folder)
+    if named is None:
+        target.mutate(rng, folder)
+    else:
+        from fuzz_regressions import write_named
+
+        write_named(target, named, folder)
     try:
         target.use(rng, folder)
     except KeyboardInterrupt:
@@ -99,6 +105,12 @@ def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
+def watch(seconds: float) -> None:
+    """End the process after so much work, or after much more time without: a busy machine is no hang. 0: no longer."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, 10 * seconds)
+
+
 def work(args: argparse.Namespace) -> None:
     """Run cases from --case on; write the number of each into --progress before it begins."""
     import warnings
@@ -107,12 +119,18 @@ def work(args: argparse.Namespace) -> None:
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    target = target_of(args.kind)
-    if not args.unlimited:
+    target, names, plans = target_of(args.kind), (), 1
+    if args.named:
+        from fuzz_regressions import NAMED
+        from fuzz_regressions import PLANS as plans
+
+        names = NAMED[args.kind]
+    if not args.unlimited:  # sanitizers map terabytes, and tell more of a crash than Python does
         limit_memory()
-    faulthandler.enable()
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    faulthandler.register(signal.SIGALRM, chain=True)  # the stack of what hangs, then the end
+        faulthandler.enable()
+    for hang in HANGS:
+        signal.signal(hang, signal.SIG_DFL)
+        faulthandler.register(hang, chain=True)  # the stack of what hangs, then the end
     outcomes: collections.Counter[str] = collections.Counter()
     base = "/dev/shm" if os.path.isdir("/dev/shm") else None
     with (
@@ -125,9 +143,9 @@ def work(args: argparse.Namespace) -> None:
         shared[8:16] = struct.pack("<q", 1)  # the corpus is ready
         while case < args.end and time.monotonic() - started < args.seconds:
             shared[0:8] = struct.pack("<q", case)
-            signal.setitimer(signal.ITIMER_REAL, args.case_seconds)
-            outcome, fault = run_case(target, args.seed, case, folder)
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            watch(args.case_seconds)
+            outcome, fault = run_case(target, args.seed, case, folder, names[case // plans] if names else None)
+            watch(0)
             outcomes[outcome] += 1
             if fault is not None:
                 print(json.dumps({"case": case, "fault": fault}), flush=True)
@@ -149,11 +167,17 @@ class Report:
         self.kind, self.seed = kind, seed
         self.outcomes: collections.Counter[str] = collections.Counter()
         self.faults: dict[str, list] = {}
+        self.every: list[tuple[int, str]] = []
         self.seconds = 0.0
 
     def add_fault(self, case: int, fault: str) -> None:
+        self.every.append((case, fault))
         kind, place = re.match(r"\w*", fault), re.search(r"\[.*?\]$|died .*", fault)
-        same = f"{kind and kind[0]} {place and place[0]}" if "Mismatch" not in fault else re.sub(r"[0-9.]+", "#", fault)[:60]
+        same = (
+            f"{kind and kind[0]} {place and place[0]}"
+            if "Mismatch" not in fault
+            else re.sub(r"[0-9.]+", "#", fault)[:60]
+        )
         self.faults.setdefault(same, [0, case, fault])[0] += 1
 
     @property
@@ -163,7 +187,9 @@ class Report:
     def __str__(self) -> str:
         counts = ", ".join(f"{n} {name}" for name, n in sorted(self.outcomes.items()))
         rate = self.cases / max(self.seconds, 1e-9)
-        lines = [f"{self.kind}: {self.cases} cases of seed {self.seed} in {self.seconds:.0f} s ({rate:.0f}/s): {counts}"]
+        lines = [
+            f"{self.kind}: {self.cases} cases of seed {self.seed} in {self.seconds:.0f} s ({rate:.0f}/s): {counts}"
+        ]
         for count, case, fault in sorted(self.faults.values(), reverse=True):
             lines.append(f"  {count}x {fault}\n     --kind {self.kind} --seed {self.seed} --case {case}")
         return "\n".join(lines)
@@ -176,7 +202,7 @@ def supervise(
     seconds: float,
     first: int = 0,
     end: int = 2**62,
-    most_faults: int = 50,
+    most_faults: int = 100,
     command: list[str] | None = None,
     environment: dict[str, str] | None = None,
     options: tuple[str, ...] = (),
@@ -217,13 +243,29 @@ def supervise(
                 report.add_fault(case, f"the worker did not start: {text.strip()[-600:]}")
                 break
             how = f"status {status}" if status >= 0 else signal.Signals(-status).name
-            if status == -signal.SIGALRM:
+            if -status in HANGS:
                 how = "hangs"
             report.outcomes["not told apart"] += at - case - (report.cases - counted)
             report.outcomes["died"] += 1
             report.add_fault(at, f"process died ({how}): {summary_of(text)}")
             case = at + 1
     return report
+
+
+def run_named(kind: str, names: str = "all", **arguments) -> dict[str, str | None]:
+    """The fault of each file of the regression corpus, or of those whose names are given (comma between them); None: well handled."""
+    from fuzz_regressions import NAMED, PLANS
+
+    faults: dict[str, str | None] = {}
+    asked = [i for i, name in enumerate(NAMED[kind]) if names == "all" or name in names.split(",")]
+    for first, end in [(0, len(NAMED[kind]))] if names == "all" else [(i, i + 1) for i in asked]:
+        report = supervise(
+            kind, 0, seconds=3600, first=first * PLANS, end=end * PLANS, options=("--named", "all"), **arguments
+        )
+        for i in range(first, end):
+            found = [fault for case, fault in report.every if i * PLANS <= case < (i + 1) * PLANS]
+            faults[NAMED[kind][i]] = found[0] if found else None
+    return faults
 
 
 def summary_of(text: str) -> str:
@@ -241,6 +283,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--case", type=int, default=None, help="this case alone")
     parser.add_argument("--cases", type=int, default=None, help="so many cases")
+    parser.add_argument("--named", help="files of the regression corpus: names with commas between them, or all")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--case-seconds", type=float, default=CASE_SECONDS)
     parser.add_argument("--unlimited", action="store_true", help="no limit of memory (for sanitizers)")
@@ -250,6 +293,11 @@ def main() -> None:
     if args.progress:
         return work(args)
     first, end = args.case or 0, 2**62
+    if args.named:
+        sys.path.insert(0, str(SOURCE))
+        report = run_named(args.kind, args.named)
+        print("\n".join(f"{name}: {fault or 'well handled'}" for name, fault in report.items()))
+        sys.exit(any(report.values()))
     if args.case is not None:
         end = args.case + 1
     elif args.cases is not None:

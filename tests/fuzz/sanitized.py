@@ -14,7 +14,13 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
-SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g", "-O1"]
+SANITIZE = [
+    "-fsanitize=address,undefined,float-cast-overflow",
+    "-fno-sanitize-recover=all",
+    "-fno-omit-frame-pointer",
+    "-g",
+    "-O1",
+]
 
 
 def unavailable_reason() -> str | None:
@@ -49,7 +55,7 @@ def environment(cache: Path) -> dict[str, str]:
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1:allocator_may_return_null=1:handle_segv=1:max_allocation_size_mb=8192",
         "UBSAN_OPTIONS": "print_stacktrace=1:abort_on_error=1",
         "XDG_CACHE_HOME": str(cache),
-        "OMP_NUM_THREADS": "2",
+        "OMP_NUM_THREADS": "1",
         "MNEMOS_SANITIZED_CHILD": "1",
     }
     own["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY / "src"), str(HERE), *filter(None, [own.get("PYTHONPATH")])])
@@ -68,7 +74,7 @@ def child(arguments: list[str]) -> int:
         return 0
     import pytest
 
-    return int(pytest.main(["-p", "no:cacheprovider", *arguments]))
+    return int(pytest.main(["-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:faulthandler", *arguments]))
 
 
 def main() -> int:
