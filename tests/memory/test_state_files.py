@@ -192,12 +192,14 @@ def test_a_missing_extra_or_misshaped_tensor_is_refused_by_name(parts):
     tensors, write = parts
     for name in tensors:
         if name != "weights.0":
-            refuses(write({k: v for k, v in tensors.items() if k != name}), f"does not fit its own header: {name}$")
+            refuses(write({k: v for k, v in tensors.items() if k != name}), rf"does not fit its own header: {name}\b")
             wrong = tensors[name].unsqueeze(0).contiguous()
-            refuses(write(tensors | {name: wrong}), f"does not fit its own header: {name}$")
+            refuses(write(tensors | {name: wrong}), rf"does not fit its own header: {name}\b")
     refuses(write({k: v for k, v in tensors.items() if k != "weights.0"}), "holds no fast weights")
-    refuses(write(tensors | {"extra": torch.zeros(1)}), "does not fit its own header: extra$")
-    refuses(write(tensors | {"weights.2": tensors["weights.0"].clone()}), "does not fit its own header: weights.2$")
+    refuses(write(tensors | {"extra": torch.zeros(1)}), "does not fit its own header: extra has shape")
+    refuses(
+        write(tensors | {"weights.2": tensors["weights.0"].clone()}), "does not fit its own header: weights.2 has shape"
+    )
     refuses(write(tensors | {"weights.0": tensors["weights.0"][:1].clone()}), "does not fit its own header")
     refuses(write(tensors | {"conv": torch.zeros(3, 3, 8)}), "conv")
     refuses(write(tensors | {"conv": torch.zeros(2, 8)}), "conv")
@@ -206,8 +208,8 @@ def test_a_missing_extra_or_misshaped_tensor_is_refused_by_name(parts):
 def test_number_types_that_do_not_go_together_are_refused(parts):
     tensors, write = parts
     refuses(write(tensors | {"momentum.1": tensors["momentum.1"].float()}), "number types")
-    refuses(write(tensors | {"position": tensors["position"].to(torch.int32)}), "number types")
-    refuses(write(tensors | {"position": tensors["position"].double()}), "number types")
+    refuses(write(tensors | {"position": tensors["position"].to(torch.int32)}), "position is .* of torch.int32")
+    refuses(write(tensors | {"position": tensors["position"].double()}), "position is .* of torch.float64")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int64])

@@ -12,17 +12,17 @@ namespace {
 template <typename T>
 struct Arrays {
   Gemm<T> gemm;
-  const T *q, *k, *v, *C, *beta, *f, *end, *keep;
-  const T* start[kMaxMaps];  // G, m n, w
-  const T* given[kMaxMaps];  // G, n, w: the anchor, where the piece does not begin with a fresh one
-  T *y, *saved, *states;
-  T* last[kMaxMaps];  // G, m n, w
+  View<const T> q, k, v, C, beta, f, end, keep;
+  View<const T> start[kMaxMaps];  // G, m n, w
+  View<const T> given[kMaxMaps];  // G, n, w: the anchor, where the piece does not begin with a fresh one
+  View<T> y, saved, states;
+  View<T> last[kMaxMaps];  // G, m n, w
   // the backward's
-  const T* Dy;
-  const T* Dlast[kMaxMaps];
-  T *Dq, *Dk, *Dv, *DC, *Dbeta, *Df, *Dend, *Dkeep;
-  T* Dstart[kMaxMaps];
-  T* Dgiven[kMaxMaps];
+  View<const T> Dy;
+  View<const T> Dlast[kMaxMaps];
+  View<T> Dq, Dk, Dv, DC, Dbeta, Df, Dend, Dkeep;
+  View<T> Dstart[kMaxMaps];
+  View<T> Dgiven[kMaxMaps];
 };
 
 template <typename T>
@@ -361,8 +361,39 @@ class Lane : public Keys<T> {
   }
 };
 
+// Whether every array holds what the kernel will read and write
 template <typename T>
-bool run(const Sizes& s, const Arrays<T>& a, bool backward) {
+bool fits(const Sizes& s, const Arrays<T>& a, const Lane<T>& lane, bool backward) {
+  const int64_t N = s.tiles, G = s.lanes, L = s.tokens, E = s.entries, m = s.matrices, F = s.in[0], V = s.out[s.maps - 1];
+  Border border;
+  border.array(a.k, {N, G, E, F}).array(a.v, {N, G, E, V}).array(a.C, {N, G, L + 1, E}).array(a.beta, {N, G, L + 1});
+  border.array(a.end, {N, G, E, m}).array(a.keep, {N, G, m});
+  if (m == 2) border.array(a.f, {N, G, L + 1});
+  if (s.reads) border.array(a.q, {N, G, L, F});
+  if (s.saving || backward) {
+    border.array(a.saved, {N, G, lane.per_tile}).array(a.states, {(N - 1) / s.save_every + 1, G, lane.state_size});
+  }
+  for (int l = 0; l < s.maps; l++) {
+    const auto pair = {G, m, s.in[l], s.out[l]}, one = {G, s.in[l], s.out[l]};
+    if (!s.fresh && !backward) border.array(a.given[l], one);
+    if (!backward) border.array(a.start[l], pair).array(a.last[l], pair);
+    if (backward) border.array(a.Dlast[l], pair).array(a.Dstart[l], pair);
+    if (backward && !s.fresh) border.array(a.Dgiven[l], one);
+  }
+  if (!backward && s.reads) border.array(a.y, {N, G, L, V});
+  if (backward) {
+    border.array(a.Dk, {N, G, E, F}).array(a.Dv, {N, G, E, V}).array(a.Dend, {N, G, E, m}).array(a.Dkeep, {N, G, m});
+    if (m == 2) border.array(a.Df, {N, G, L + 1});
+    if (s.reads) {
+      border.array(a.Dy, {N, G, L, V}).array(a.Dq, {N, G, L, F}).array(a.DC, {N, G, L + 1, E}).array(a.Dbeta, {N, G, L + 1});
+    }
+  }
+  return a.gemm != nullptr && border;
+}
+
+template <typename T>
+int run(const Sizes& s, const Arrays<T>& a, bool backward) {
+  if (!fits(s) || !fits(s, a, Lane<T>(s, a), backward)) return kRefused;
   return run_lanes<Lane<T>, T>(s, backward, [&] { return Lane<T>(s, a); });
 }
 
@@ -370,7 +401,9 @@ bool run(const Sizes& s, const Arrays<T>& a, bool backward) {
 
 extern "C" {
 
+// Bytes of `Arrays`, or 0 for sizes that do not fit each other
 int64_t mnemos_chain_sizes(const Sizes* s, int64_t* per_tile, int64_t* state) {
+  if (!fits(*s)) return 0;
   Arrays<float> none{};
   Lane<float> lane(*s, none);
   *per_tile = lane.per_tile;
@@ -378,7 +411,6 @@ int64_t mnemos_chain_sizes(const Sizes* s, int64_t* per_tile, int64_t* state) {
   return sizeof(Arrays<float>);
 }
 
-// 1, or 0 where there is no memory for the work
 int mnemos_chain_float(const Sizes* s, const Arrays<float>* a, int backward) { return run(*s, *a, backward != 0); }
 int mnemos_chain_double(const Sizes* s, const Arrays<double>* a, int backward) { return run(*s, *a, backward != 0); }
 }

@@ -17,10 +17,11 @@ from torch.utils import deterministic
 from ..memory.chain_plan import Plan
 from ..memory.joints import GeGlu
 from ..memory.mode import MAPS
+from .border import View, check, fields, view
 from .build import Unavailable, gemm, library
 
 Many = ctypes.c_int64 * MAPS
-Pointers = ctypes.c_void_p * MAPS
+Views = View * MAPS
 
 
 class Sizes(ctypes.Structure):
@@ -51,14 +52,15 @@ class Sizes(ctypes.Structure):
 
 class Arrays(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("gemm", "q", "k", "v", "C", "beta", "f", "end", "keep")),
-        *((name, Pointers) for name in ("start", "given")),
-        *((name, ctypes.c_void_p) for name in ("y", "saved", "states")),
-        ("last", Pointers),
-        ("Dy", ctypes.c_void_p),
-        ("Dlast", Pointers),
-        *((name, ctypes.c_void_p) for name in ("Dq", "Dk", "Dv", "DC", "Dbeta", "Df", "Dend", "Dkeep")),
-        *((name, Pointers) for name in ("Dstart", "Dgiven")),
+        ("gemm", ctypes.c_void_p),
+        *fields("q", "k", "v", "C", "beta", "f", "end", "keep"),
+        *((name, Views) for name in ("start", "given")),
+        *fields("y", "saved", "states"),
+        ("last", Views),
+        *fields("Dy"),
+        ("Dlast", Views),
+        *fields("Dq", "Dk", "Dv", "DC", "Dbeta", "Df", "Dend", "Dkeep"),
+        *((name, Views) for name in ("Dstart", "Dgiven")),
     ]
 
 
@@ -72,28 +74,21 @@ def why_not(dtype: torch.dtype, name: str = "chain") -> str | None:
     return None
 
 
-def _pointer(x: Tensor | None) -> int | None:
-    return None if x is None or x.numel() == 0 else x.data_ptr()
-
-
 def call(
     name: str, kind: type[ctypes.Structure], what: tuple, dtype: torch.dtype, backward: bool, **arrays: Any
 ) -> None:
     """Run kernel `name` forth or back on `arrays` (tensors, or lists of one per map), which make a structure of this kind."""
-    given = {key: Pointers(*map(_pointer, x)) if isinstance(x, list) else _pointer(x) for key, x in arrays.items()}
+    given = {key: Views(*map(view, x)) if isinstance(x, list) else view(x) for key, x in arrays.items()}
     function = getattr(library(name), f"mnemos_{name}_{'float' if dtype == torch.float32 else 'double'}")
     pointers = map(ctypes.byref, (*what, kind(gemm=gemm(dtype), **given)))
-    if not function(*pointers, ctypes.c_int(backward)):
-        raise MemoryError(
-            "there is no memory for the buffers of the memory's kernel: use shorter rows, or backend='torch'"
-        )
+    check(function(*pointers, ctypes.c_int(backward)), name)
 
 
 def room(name: str, kind: type[ctypes.Structure], *what: ctypes.Structure) -> tuple[int, int]:
     """How many numbers kernel `name` keeps for its backward: per tile, and per saved state."""
     per_tile, per_state = ctypes.c_int64(), ctypes.c_int64()
     size = getattr(library(name), f"mnemos_{name}_sizes")(*map(ctypes.byref, (*what, per_tile, per_state)))
-    assert size == ctypes.sizeof(kind)
+    assert size == ctypes.sizeof(kind), "the sizes of a piece do not fit each other"
     return per_tile.value, per_state.value
 
 

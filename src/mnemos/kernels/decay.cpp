@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "border.h"
+
 namespace {
 
 template <typename T>
@@ -47,22 +49,27 @@ void backward(const T* x, const T* P, const T* DP, T* Dx, int64_t count, int64_t
   }
 }
 
+// views: x, P, DP and Dx; the forward has no use for the last two
+template <typename T>
+int run(const View<T>* views, int64_t count, int64_t length, double least, int64_t threads, bool back) {
+  const View<T> x = views[0], P = views[1], DP = views[2], Dx = views[3];
+  Border border;
+  border.sizes({length, threads}, 1).sizes({count}).array(x, {count, length}).array(P, {count, length, length});
+  if (back) border.array(DP, {count, length, length}).array(Dx, {count, length});
+  if (!border) return kRefused;
+  if (back) backward<T>(x, P, DP, Dx, count, length, threads);
+  else forward<T>(x, P, count, length, T(least), threads);
+  return kDone;
+}
+
 }  // namespace
 
 extern "C" {
 
-void mnemos_decay_float(const float* x, float* P, int64_t count, int64_t length, double least, int64_t threads) {
-  forward<float>(x, P, count, length, static_cast<float>(least), threads);
+int mnemos_decay_float(const View<float>* views, int64_t count, int64_t length, double least, int64_t threads, int back) {
+  return run(views, count, length, least, threads, back != 0);
 }
-void mnemos_decay_double(const double* x, double* P, int64_t count, int64_t length, double least, int64_t threads) {
-  forward<double>(x, P, count, length, least, threads);
-}
-void mnemos_decay_backward_float(const float* x, const float* P, const float* DP, float* Dx, int64_t count, int64_t length,
-                                 int64_t threads) {
-  backward(x, P, DP, Dx, count, length, threads);
-}
-void mnemos_decay_backward_double(const double* x, const double* P, const double* DP, double* Dx, int64_t count,
-                                  int64_t length, int64_t threads) {
-  backward(x, P, DP, Dx, count, length, threads);
+int mnemos_decay_double(const View<double>* views, int64_t count, int64_t length, double least, int64_t threads, int back) {
+  return run(views, count, length, least, threads, back != 0);
 }
 }

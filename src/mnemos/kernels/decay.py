@@ -8,13 +8,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .border import View, check, view
 from .build import library
 
 
-def _call(name: str, dtype: torch.dtype, *arguments) -> None:
-    function = getattr(library("decay"), f"{name}_{'float' if dtype == torch.float32 else 'double'}")
-    kinds = {Tensor: lambda x: ctypes.c_void_p(x.data_ptr()), float: ctypes.c_double, int: ctypes.c_int64}
-    function(*(kinds[type(x)](x) for x in arguments))
+def _call(x: Tensor, P: Tensor, DP: Tensor | None, Dx: Tensor | None, least: float) -> None:
+    L, kind = x.shape[-1], "float" if x.dtype == torch.float32 else "double"
+    views = (View * 4)(*map(view, (x, P, DP, Dx)))
+    sizes = ctypes.c_int64(x.numel() // L), ctypes.c_int64(L), ctypes.c_double(least)
+    threads, back = ctypes.c_int64(torch.get_num_threads()), ctypes.c_int(DP is not None)
+    check(getattr(library("decay"), f"mnemos_decay_{kind}")(views, *sizes, threads, back), "decay")
 
 
 class DecayProducts(torch.autograd.Function):
@@ -23,9 +26,8 @@ class DecayProducts(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, least: float) -> Tensor:
         x = x.contiguous()
-        L = x.shape[-1]
-        P = x.new_empty(*x.shape, L)
-        _call("mnemos_decay", x.dtype, x, P, x.numel() // L, L, least, torch.get_num_threads())
+        P = x.new_empty(*x.shape, x.shape[-1])
+        _call(x, P, None, None, least)
         ctx.save_for_backward(x, P)
         return P
 
@@ -33,7 +35,6 @@ class DecayProducts(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, DP: Tensor):
         x, P = ctx.saved_tensors
-        L, Dx = x.shape[-1], torch.empty_like(x)
-        threads = torch.get_num_threads()
-        _call("mnemos_decay_backward", x.dtype, x, P, DP.contiguous(), Dx, x.numel() // L, L, threads)
+        Dx = torch.empty_like(x)
+        _call(x, P, DP.contiguous(), Dx, 0.0)
         return Dx, None

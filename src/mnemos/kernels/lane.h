@@ -19,6 +19,7 @@
 #include <new>
 #include <vector>
 
+#include "border.h"
 #include "joints.h"
 #include "product.h"
 
@@ -30,6 +31,18 @@ struct Sizes {  // all int64, as Python fills it in
   int64_t maps, tiles, lanes, tokens, entries, matrices, l2, before, fresh, period, save_every, reads, saving, threads, poison;
   int64_t in[kMaxMaps], out[kMaxMaps], joint[kMaxMaps];  // joint 0: gelu, 1: geglu
 };
+
+// Whether the sizes fit each other: nothing else here is safe to make before
+bool fits(const Sizes& s) {
+  Border border;
+  border.sizes({s.maps, s.tiles, s.lanes, s.tokens, s.entries, s.matrices, s.period, s.save_every, s.threads}, 1);
+  if (!border.that(s.maps <= kMaxMaps && s.matrices <= 2 && s.save_every <= s.tiles)) return false;
+  for (int l = 0; l < s.maps; l++) {
+    border.sizes({s.in[l], s.out[l]}, 1);
+    if (l) border.that(s.joint[l - 1] == 0 || s.joint[l - 1] == 1).that(s.out[l - 1] == s.in[l] << s.joint[l - 1]);
+  }
+  return bool(border);
+}
 
 struct Map {
   int64_t in, out, n, w;  // narrow and wide side
@@ -172,12 +185,12 @@ class Keys {
   }
 };
 
-// one lane after another on each thread, with room of its own; false where there is no memory for that
+// one lane after another on each thread, with room of its own
 template <typename L, typename T, typename Make>
-bool run_lanes(const Sizes& s, bool backward, Make make) {
+int run_lanes(const Sizes& s, bool backward, Make make) {
   const int64_t each = make().workspace(backward), threads = std::max<int64_t>(1, std::min(s.threads, s.lanes));
   const std::unique_ptr<T[]> rooms(new (std::nothrow) T[each * threads]);
-  if (!rooms) return false;
+  if (!rooms) return kNoMemory;
   if (s.poison) std::fill(rooms.get(), rooms.get() + each * threads, std::numeric_limits<T>::quiet_NaN());
 #pragma omp parallel num_threads(threads)
   {
@@ -186,7 +199,7 @@ bool run_lanes(const Sizes& s, bool backward, Make make) {
 #pragma omp for schedule(dynamic, 1)
     for (int64_t g = 0; g < s.lanes; g++) backward ? lane.backward(g, room) : lane.forward(g, room);
   }
-  return true;
+  return kDone;
 }
 
 }  // namespace

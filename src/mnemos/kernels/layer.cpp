@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "border.h"
 #include "joints.h"
 
 namespace {
@@ -24,10 +25,23 @@ struct Mix {
   int64_t heads, dim[3];      // of q, k, v
   double alpha[3], epsilon[3];
   int64_t threads;
-  const T *x, *tail, *weight;
-  T* out[3];
-  const T* Dout[3];  // null where nothing comes back
-  T *Dx, *Dtail, *Dweight;
+  View<const T> x, tail, weight;
+  View<T> out[3];
+  View<const T> Dout[3];  // null where nothing comes back
+  View<T> Dx, Dtail, Dweight;
+
+  bool fits(bool backward) const {
+    if (!Border().sizes({rows, time, heads, dim[0], dim[1], dim[2], threads}, 1).sizes({width})) return false;
+    const int64_t C = channels(), past = width > 0 ? width - 1 : 0;
+    Border border;
+    border.sizes({C}, 1).array(x, {rows, time, C}).array(tail, {rows, past, C}).array(weight, {width, C});
+    for (int part = 0; part < 3; part++) {
+      if (backward) border.optional(Dout[part], {rows, time, heads, dim[part]});
+      else border.array(out[part], {rows, time, heads, dim[part]});
+    }
+    if (backward) border.array(Dx, {rows, time, C}).array(Dtail, {rows, past, C}).array(Dweight, {width, C});
+    return bool(border);
+  }
 
   int64_t channels() const { return heads * (dim[0] + dim[1] + dim[2]); }
   int team() const { return rows * time * channels() <= SMALL ? 1 : static_cast<int>(threads); }
@@ -134,7 +148,7 @@ struct Mix {
         }
       }
     }
-    std::fill(Dweight, Dweight + width * C, T(0));
+    std::fill_n(Dweight.at, width * C, T(0));
     for (int64_t i = 0; i < static_cast<int64_t>(shares.size()); i++) Dweight[i % (width * C)] += shares[i];
   }
 };
@@ -143,10 +157,21 @@ template <typename T>
 struct GatedNorm {
   int64_t vectors, dim, period, threads;
   double epsilon;
-  const T *x, *scale, *gate;  // scale (period, dim), of which vector i has row i % period; gate (vectors, dim); or null
-  T* y;
-  const T* Dy;
-  T *Dx, *Dscale, *Dgate;
+  View<const T> x, scale, gate;  // scale (period, dim), of which vector i has row i % period; gate (vectors, dim); or null
+  View<T> y;
+  View<const T> Dy;
+  View<T> Dx, Dscale, Dgate;
+
+  bool fits(bool backward) const {
+    if (!Border().sizes({dim, period, threads}, 1).sizes({vectors})) return false;
+    Border border;
+    border.array(x, {vectors, dim}).optional(scale, {period, dim}).optional(gate, {vectors, dim});
+    if (!backward) return bool(border.array(y, {vectors, dim}));
+    border.array(Dy, {vectors, dim}).array(Dx, {vectors, dim});
+    if (scale) border.array(Dscale, {period, dim});
+    if (gate) border.array(Dgate, {vectors, dim});
+    return bool(border);
+  }
 
   int team() const { return vectors * dim <= SMALL ? 1 : static_cast<int>(threads); }
 
@@ -193,7 +218,7 @@ struct GatedNorm {
       }
     }
     if (!scale) return;
-    std::fill(Dscale, Dscale + period * dim, T(0));
+    std::fill_n(Dscale.at, period * dim, T(0));
     for (int64_t i = 0; i < static_cast<int64_t>(shares.size()); i++) Dscale[i % (period * dim)] += shares[i];
   }
 };
@@ -202,12 +227,15 @@ struct GatedNorm {
 
 extern "C" {
 
-void mnemos_mix_float(const Mix<float>* job) { job->forward(); }
-void mnemos_mix_double(const Mix<double>* job) { job->forward(); }
-void mnemos_mix_backward_float(const Mix<float>* job) { job->backward(); }
-void mnemos_mix_backward_double(const Mix<double>* job) { job->backward(); }
-void mnemos_gated_norm_float(const GatedNorm<float>* job) { job->forward(); }
-void mnemos_gated_norm_double(const GatedNorm<double>* job) { job->forward(); }
-void mnemos_gated_norm_backward_float(const GatedNorm<float>* job) { job->backward(); }
-void mnemos_gated_norm_backward_double(const GatedNorm<double>* job) { job->backward(); }
+#define MNEMOS_LAYER(name, Job, T)                                        \
+  int mnemos_##name##_##T(const Job<T>* job) {                            \
+    return job->fits(false) ? (job->forward(), kDone) : kRefused;         \
+  }                                                                       \
+  int mnemos_##name##_backward_##T(const Job<T>* job) {                   \
+    return job->fits(true) ? (job->backward(), kDone) : kRefused;         \
+  }
+MNEMOS_LAYER(mix, Mix, float)
+MNEMOS_LAYER(mix, Mix, double)
+MNEMOS_LAYER(gated_norm, GatedNorm, float)
+MNEMOS_LAYER(gated_norm, GatedNorm, double)
 }

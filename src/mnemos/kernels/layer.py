@@ -10,11 +10,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..memory.norm import rms_norm
+from .border import View, check, fields, view
 from .build import Unavailable, library
 
 Three = ctypes.c_int64 * 3
 Numbers = ctypes.c_double * 3
-Pointers = ctypes.c_void_p * 3
+Views = View * 3
 
 
 def usable(*tensors: Tensor | None) -> bool:
@@ -45,10 +46,10 @@ class _Mix(ctypes.Structure):
         ("alpha", Numbers),
         ("epsilon", Numbers),
         ("threads", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("x", "tail", "weight")),
-        ("out", Pointers),
-        ("Dout", Pointers),
-        *((name, ctypes.c_void_p) for name in ("Dx", "Dtail", "Dweight")),
+        *fields("x", "tail", "weight"),
+        ("out", Views),
+        ("Dout", Views),
+        *fields("Dx", "Dtail", "Dweight"),
     ]
 
 
@@ -56,16 +57,13 @@ class _GatedNorm(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("vectors", "dim", "period", "threads")),
         ("epsilon", ctypes.c_double),
-        *((name, ctypes.c_void_p) for name in ("x", "scale", "gate", "y", "Dy", "Dx", "Dscale", "Dgate")),
+        *fields("x", "scale", "gate", "y", "Dy", "Dx", "Dscale", "Dgate"),
     ]
 
 
-def _at(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()
-
-
 def _run(name: str, dtype: torch.dtype, job: ctypes.Structure) -> None:
-    getattr(library("layer"), f"mnemos_{name}_{'float' if dtype == torch.float32 else 'double'}")(ctypes.byref(job))
+    function = getattr(library("layer"), f"mnemos_{name}_{'float' if dtype == torch.float32 else 'double'}")
+    check(function(ctypes.byref(job)), name)
 
 
 class Mix(torch.autograd.Function):
@@ -83,7 +81,7 @@ class Mix(torch.autograd.Function):
         ctx.save_for_backward(x, tail, weight)
         outputs = [x.new_empty(*x.shape[:2], heads, d) for d in dims]
         job = _mix(ctx, x, tail, weight)
-        job.out = Pointers(*map(_at, outputs))
+        job.out = Views(*map(view, outputs))
         _run("mix", x.dtype, job)
         if tail is None:
             return *outputs, None
@@ -97,8 +95,8 @@ class Mix(torch.autograd.Function):
         given = [None if D is None else D.contiguous() for D in grads[:3]]
         Dx, (Dtail, Dweight) = torch.empty_like(x), (None if y is None else torch.empty_like(y) for y in (tail, weight))
         job = _mix(ctx, x, tail, weight)
-        job.Dout = Pointers(*map(_at, given))
-        job.Dx, job.Dtail, job.Dweight = _at(Dx), _at(Dtail), _at(Dweight)
+        job.Dout = Views(*map(view, given))
+        job.Dx, job.Dtail, job.Dweight = view(Dx), view(Dtail), view(Dweight)
         _run("mix_backward", x.dtype, job)
         if grads[3] is not None and Dtail is not None:
             T, context = x.shape[1], Dtail.shape[1]
@@ -114,7 +112,7 @@ def _mix(ctx, x: Tensor, tail: Tensor | None, weight: Tensor | None) -> _Mix:
     width = 0 if weight is None else weight.shape[0]
     job = _Mix(x.shape[0], x.shape[1], width, ctx.heads, Three(*ctx.dims), Numbers(*alpha), Numbers(*epsilon))
     job.threads = torch.get_num_threads()
-    job.x, job.tail, job.weight = _at(x), _at(tail), _at(weight)
+    job.x, job.tail, job.weight = view(x), view(tail), view(weight)
     return job
 
 
@@ -129,7 +127,7 @@ class GatedNorm(torch.autograd.Function):
         ctx.save_for_backward(x, scale, gate)
         y = torch.empty_like(x)
         job = _gated_norm(x, scale, gate, epsilon)
-        job.y = _at(y)
+        job.y = view(y)
         _run("gated_norm", x.dtype, job)
         return y
 
@@ -144,7 +142,7 @@ class GatedNorm(torch.autograd.Function):
         Dy = Dy.contiguous()
         Dx, Dscale, Dgate = (None if y is None else torch.empty_like(y) for y in (x, scale, gate))
         job = _gated_norm(x, scale, gate, ctx.epsilon)
-        job.Dy, job.Dx, job.Dscale, job.Dgate = _at(Dy), _at(Dx), _at(Dscale), _at(Dgate)
+        job.Dy, job.Dx, job.Dscale, job.Dgate = view(Dy), view(Dx), view(Dscale), view(Dgate)
         _run("gated_norm_backward", x.dtype, job)
         return Dx, Dscale, Dgate, None
 
@@ -152,4 +150,4 @@ class GatedNorm(torch.autograd.Function):
 def _gated_norm(x: Tensor, scale: Tensor | None, gate: Tensor | None, epsilon: float) -> _GatedNorm:
     D = x.shape[-1]
     period = 1 if scale is None else scale.numel() // D
-    return _GatedNorm(x.numel() // D, D, period, torch.get_num_threads(), epsilon, _at(x), _at(scale), _at(gate))
+    return _GatedNorm(x.numel() // D, D, period, torch.get_num_threads(), epsilon, view(x), view(scale), view(gate))

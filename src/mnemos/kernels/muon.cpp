@@ -14,14 +14,14 @@ struct Rule {
 template <typename T>
 struct Arrays {
   Gemm<T> gemm;
-  const T *q, *k, *v, *beta, *n, *m, *lr;
-  const T *W[kMaxMaps], *S[kMaxMaps], *given[kMaxMaps];  // G, n, w
-  T *y, *saved, *states;
-  T *last_W[kMaxMaps], *last_S[kMaxMaps];
+  View<const T> q, k, v, beta, n, m, lr;
+  View<const T> W[kMaxMaps], S[kMaxMaps], given[kMaxMaps];  // G, n, w
+  View<T> y, saved, states;
+  View<T> last_W[kMaxMaps], last_S[kMaxMaps];
   // the backward's
-  const T *Dy, *Dlast_W[kMaxMaps], *Dlast_S[kMaxMaps];
-  T *Dq, *Dk, *Dv, *Dbeta, *Dn, *Dm, *Dlr;
-  T *DW[kMaxMaps], *DS[kMaxMaps], *Dgiven[kMaxMaps];
+  View<const T> Dy, Dlast_W[kMaxMaps], Dlast_S[kMaxMaps];
+  View<T> Dq, Dk, Dv, Dbeta, Dn, Dm, Dlr;
+  View<T> DW[kMaxMaps], DS[kMaxMaps], Dgiven[kMaxMaps];
 };
 
 template <typename T>
@@ -334,8 +334,45 @@ class Lane : public Keys<T> {
   }
 };
 
+bool fits(const Sizes& s, const Rule& rule) {
+  if (!fits(s)) return false;
+  Border border;
+  border.sizes({rule.steps, rule.stage}, 1);
+  for (int l = 0; l < s.maps; l++) border.that(rule.parts[l] >= 1 && s.out[l] % rule.parts[l] == 0);
+  return bool(border);
+}
+
+// Whether every array holds what the kernel will read and write
 template <typename T>
-bool run(const Sizes& s, const Rule& rule, const Arrays<T>& a, bool backward) {
+bool fits(const Sizes& s, const Arrays<T>& a, const Lane<T>& lane, bool backward) {
+  const int64_t N = s.tiles, G = s.lanes, L = s.tokens, E = s.entries, F = s.in[0], V = s.out[s.maps - 1];
+  Border border;
+  border.array(a.k, {N, G, E, F}).array(a.v, {N, G, E, V}).array(a.beta, {N, G, L + 1});
+  border.array(a.n, {N, G, E}).array(a.m, {N, G}).array(a.lr, {N, G});
+  if (s.reads) border.array(a.q, {N, G, L, F});
+  if (s.saving || backward) {
+    border.array(a.saved, {N, G, lane.per_tile}).array(a.states, {(N - 1) / s.save_every + 1, G, lane.state_size});
+  }
+  for (int l = 0; l < s.maps; l++) {
+    const auto one = {G, s.in[l], s.out[l]};
+    if (!s.fresh) border.array(a.given[l], one);
+    border.array(a.last_W[l], one);
+    if (!backward) border.array(a.W[l], one).array(a.S[l], one).array(a.last_S[l], one);
+    if (backward) border.array(a.Dlast_W[l], one).array(a.Dlast_S[l], one).array(a.DW[l], one).array(a.DS[l], one);
+    if (backward && !s.fresh) border.array(a.Dgiven[l], one);
+  }
+  if (!backward && s.reads) border.array(a.y, {N, G, L, V});
+  if (backward) {
+    border.array(a.Dk, {N, G, E, F}).array(a.Dv, {N, G, E, V}).array(a.Dbeta, {N, G, L + 1});
+    border.array(a.Dn, {N, G, E}).array(a.Dm, {N, G}).array(a.Dlr, {N, G});
+    if (s.reads) border.array(a.Dy, {N, G, L, V}).array(a.Dq, {N, G, L, F});
+  }
+  return a.gemm != nullptr && border;
+}
+
+template <typename T>
+int run(const Sizes& s, const Rule& rule, const Arrays<T>& a, bool backward) {
+  if (!fits(s, rule) || !fits(s, a, Lane<T>(s, rule, a), backward)) return kRefused;
   return run_lanes<Lane<T>, T>(s, backward, [&] { return Lane<T>(s, rule, a); });
 }
 
@@ -343,7 +380,9 @@ bool run(const Sizes& s, const Rule& rule, const Arrays<T>& a, bool backward) {
 
 extern "C" {
 
+// Bytes of `Arrays`, or 0 for sizes that do not fit each other
 int64_t mnemos_muon_sizes(const Sizes* s, const Rule* rule, int64_t* per_tile, int64_t* state) {
+  if (!fits(*s, *rule)) return 0;
   Arrays<float> none{};
   Lane<float> lane(*s, *rule, none);
   *per_tile = lane.per_tile;
@@ -351,7 +390,6 @@ int64_t mnemos_muon_sizes(const Sizes* s, const Rule* rule, int64_t* per_tile, i
   return sizeof(Arrays<float>);
 }
 
-// 1, or 0 where there is no memory for the work
 int mnemos_muon_float(const Sizes* s, const Rule* rule, const Arrays<float>* a, int backward) {
   return run(*s, *rule, *a, backward != 0);
 }

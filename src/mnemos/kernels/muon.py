@@ -12,7 +12,8 @@ from torch.autograd.function import once_differentiable
 
 from ..memory.chain_muon import MuonPlan
 from ..memory.newton_schulz import FLOOR, STAGE, WIDE
-from .chain import Many, Pointers, call, room, sizes_of
+from .border import fields
+from .chain import Many, Views, call, room, sizes_of
 
 
 class Rule(ctypes.Structure):
@@ -25,14 +26,15 @@ class Rule(ctypes.Structure):
 
 class Arrays(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("gemm", "q", "k", "v", "beta", "n", "m", "lr")),
-        *((name, Pointers) for name in ("W", "S", "given")),
-        *((name, ctypes.c_void_p) for name in ("y", "saved", "states")),
-        *((name, Pointers) for name in ("last_W", "last_S")),
-        ("Dy", ctypes.c_void_p),
-        *((name, Pointers) for name in ("Dlast_W", "Dlast_S")),
-        *((name, ctypes.c_void_p) for name in ("Dq", "Dk", "Dv", "Dbeta", "Dn", "Dm", "Dlr")),
-        *((name, Pointers) for name in ("DW", "DS", "Dgiven")),
+        ("gemm", ctypes.c_void_p),
+        *fields("q", "k", "v", "beta", "n", "m", "lr"),
+        *((name, Views) for name in ("W", "S", "given")),
+        *fields("y", "saved", "states"),
+        *((name, Views) for name in ("last_W", "last_S")),
+        *fields("Dy"),
+        *((name, Views) for name in ("Dlast_W", "Dlast_S")),
+        *fields("Dq", "Dk", "Dv", "Dbeta", "Dn", "Dm", "Dlr"),
+        *((name, Views) for name in ("DW", "DS", "Dgiven")),
     ]
 
 

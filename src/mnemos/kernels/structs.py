@@ -1,13 +1,23 @@
-"""The structures of token.cpp, field by field in the same order."""
+"""The structures of token.cpp, field by field in the same order. An array is a view: its address, and how many bytes it has."""
 
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 from ..memory.mode import MAPS
 
 Many = ctypes.c_int64 * (2 * MAPS)
-Pointers = ctypes.c_void_p * (6 * 2 * MAPS)
+Matrices = ctypes.c_int64 * (2 * 6 * 2 * MAPS)  # views
+
+
+def views(*names: str) -> list[tuple[str, Any]]:
+    """The fields of arrays with these names."""
+    return [field for name in names for field in ((name, ctypes.c_void_p), (f"{name}_bytes", ctypes.c_int64))]
+
+
+def addresses(*names: str) -> list[tuple[str, Any]]:
+    return [(name, ctypes.c_void_p) for name in names]
 
 
 class Sizes(ctypes.Structure):
@@ -29,10 +39,9 @@ class Mix(ctypes.Structure):
 
 class Arrays(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("query", "keys", "values", "weight", "momentum", "retain")),
-        ("matrices", Pointers),  # W, S, A, newW, newS, start, 2 * MAPS each
-        ("y", ctypes.c_void_p),
-        ("said", ctypes.c_void_p),
+        *views("query", "keys", "values", "weight", "momentum", "retain"),
+        ("matrices", Matrices),  # W, S, A, newW, newS, start, 2 * MAPS each
+        *views("y", "said"),
     ]
 
 
@@ -45,23 +54,9 @@ class LayerSizes(ctypes.Structure):
 
 class Layer(ctypes.Structure):
     _fields_ = [
-        (name, ctypes.c_void_p)
-        for name in (
-            "gemm",
-            "x",
-            "tail",
-            "qkv",
-            "conv",
-            "gates",
-            "gates_bias",
-            "retain",
-            "norm",
-            "start_norm",
-            "output_gate",
-            "out",
-            "y",
-            "new_tail",
-        )
+        *addresses("gemm"),
+        *views("x", "tail", "qkv", "conv", "gates", "gates_bias", "retain"),
+        *views("norm", "start_norm", "output_gate", "out", "y", "new_tail"),
     ]
 
 
@@ -74,8 +69,8 @@ class RingSizes(ctypes.Structure):
 
 class Ring(ctypes.Structure):
     _fields_ = [
-        (name, ctypes.c_void_p)
-        for name in ("gemm", "x", "qkv", "q_norm", "k_norm", "out", "position", "key", "value", "y")
+        *addresses("gemm"),
+        *views("x", "qkv", "q_norm", "k_norm", "out", "position", "key", "value", "y"),
     ]
 
 
@@ -88,24 +83,7 @@ class BlockSizes(ctypes.Structure):
 
 class Block(ctypes.Structure):
     _fields_ = [
-        (name, ctypes.c_void_p)
-        for name in (
-            "gemm",
-            "x",
-            "mixer_norm",
-            "between",
-            "gate",
-            "gate_bias",
-            "feed_norm",
-            "gate_up",
-            "down",
-            "y",
-            "layer_sizes",
-            "mix",
-            "sizes",
-            "layer",
-            "arrays",
-            "ring_sizes",
-            "ring",
-        )
+        *addresses("gemm"),
+        *views("x", "mixer_norm", "between", "gate", "gate_bias", "feed_norm", "gate_up", "down", "y"),
+        *addresses("layer_sizes", "mix", "sizes", "layer", "arrays", "ring_sizes", "ring"),
     ]

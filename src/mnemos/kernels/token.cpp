@@ -9,6 +9,7 @@
 #include <memory>
 #include <new>
 
+#include "border.h"
 #include "joints.h"
 #include "product.h"
 
@@ -24,12 +25,12 @@ struct Sizes {  // all int64, as Python fills it in
 
 template <typename T>
 struct Arrays {
-  const T *query, *keys, *values;       // G F, G c F, G c V
-  const T *weight, *momentum, *retain;  // G c, G, G; no momentum: 0, no retain: 1
-  const T *W[kMaxMaps], *S[kMaxMaps], *A[kMaxMaps];
-  T *newW[kMaxMaps], *newS[kMaxMaps];  // may be W and S themselves; newS: none where the memory has no momentum
-  const T* start[kMaxMaps];            // (heads, in, out): maps that nothing writes, read with the same queries where there is `said`
-  T *y, *said;                         // G V
+  View<const T> query, keys, values;       // G F, G c F, G c V
+  View<const T> weight, momentum, retain;  // G c, G, G; no momentum: 0, no retain: 1
+  View<const T> W[kMaxMaps], S[kMaxMaps], A[kMaxMaps];
+  View<T> newW[kMaxMaps], newS[kMaxMaps];  // may be W and S themselves; newS: none where the memory has no momentum
+  View<const T> start[kMaxMaps];           // (heads, in, out): maps that nothing writes, read with the same queries where there is `said`
+  View<T> y, said;                         // G V
 };
 
 // z (c, ·) += x (c, m) M (m, n); ld: distance between rows of z
@@ -349,10 +350,10 @@ void range(const T* x, int64_t n, double* ends) {
 template <typename T>
 struct Layer {
   Gemm<T> gemm;
-  const T *x, *tail;                                                // B dim, B width-1 C
-  const T *qkv, *conv, *gates, *gates_bias, *retain;                // the layer's parameters; retain: H, the same at all tokens
-  const T *norm, *start_norm, *output_gate, *out;                   // start_norm: none where the start is not read
-  T *y, *new_tail;                                                  // B dim
+  View<const T> x, tail;                              // B dim, B width-1 C
+  View<const T> qkv, conv, gates, gates_bias, retain;  // the layer's parameters; retain: H, the same at all tokens
+  View<const T> norm, start_norm, output_gate, out;    // start_norm: none where the start is not read
+  View<T> y, new_tail;                                 // B dim, B width-1 C
 };
 
 struct LayerSizes {
@@ -360,17 +361,17 @@ struct LayerSizes {
   double lr_ceiling;
 };
 
-// 1: done. 0: there is no memory. 2: a gate is not finite, and nothing was written
+// kNotFinite: a gate is not finite, and nothing was written
 template <typename T>
 int layer(const LayerSizes& l, const Mix& m, const Sizes& s, const Layer<T>& p, Arrays<T> a) {
   const int64_t B = m.B, H = m.H, G = B * H, C = H * (2 * m.K + m.V), gates = H * (1 + l.momentum + l.retain), V = m.V;
   const int64_t room = 2 * B * C + B * gates + 3 * G + 5 * G * V;
   const std::unique_ptr<T[]> ws(new (std::nothrow) T[room]);
-  if (!ws) return 0;
+  if (!ws) return kNoMemory;
   if (s.poison) std::fill_n(ws.get(), room, std::numeric_limits<T>::quiet_NaN());
   T *mixed = ws.get(), *qkv = mixed + B * C, *mapped = qkv + B * C, *lr = mapped + B * gates, *momentum = lr + G,
     *retain = momentum + G, *target = retain + G, *y = target + G * V, *normed = y + G * V, *open = normed + G * V, *said = open + G * V;
-  linear(p.gemm, p.x, p.gates, mapped, B, l.dim, gates, s.threads);
+  linear(p.gemm, p.x.at, p.gates.at, mapped, B, l.dim, gates, s.threads);
   bool finite = true;
   for (int64_t b = 0; b < B; b++)
     for (int64_t h = 0; h < H; h++) {
@@ -383,38 +384,38 @@ int layer(const LayerSizes& l, const Mix& m, const Sizes& s, const Layer<T>& p, 
       retain[at] = l.retain ? sigmoid(z[k] + bias[k]) : p.retain ? sigmoid(p.retain[h]) : T(1);
       finite = finite && std::isfinite(lr[at] + momentum[at] + retain[at]);
     }
-  if (!finite) return 2;
-  linear(p.gemm, p.x, p.qkv, mixed, B, l.dim, C, s.threads);
-  mix(mixed, p.tail, p.conv, qkv, p.new_tail, m);
+  if (!finite) return kNotFinite;
+  linear(p.gemm, p.x.at, p.qkv.at, mixed, B, l.dim, C, s.threads);
+  mix<T>(mixed, p.tail, p.conv, qkv, p.new_tail, m);
   const T *q = qkv, *k = q + G * m.K, *v = k + G * m.K;
   const bool subtract = l.residual && s.l2;
   for (int64_t i = 0; i < G * V; i++) target[i] = subtract ? v[i] - k[i] : v[i];
-  a.query = q, a.keys = k, a.values = target, a.weight = lr, a.y = y;
-  a.momentum = l.momentum ? momentum : nullptr, a.retain = l.retain || p.retain ? retain : nullptr;
-  a.said = p.start_norm ? said : nullptr;
-  if (!step(s, a)) return 0;
+  a.query.at = q, a.keys.at = k, a.values.at = target, a.weight.at = lr, a.y.at = y;
+  a.momentum.at = l.momentum ? momentum : nullptr, a.retain.at = l.retain || p.retain ? retain : nullptr;
+  a.said.at = p.start_norm ? said : nullptr;
+  if (!step(s, a)) return kNoMemory;
   for (int64_t i = 0; l.residual && i < G * V; i++) y[i] += q[i];
-  norm(y, p.norm, normed, G, V, V, T(1) / V, T(m.eps));
+  norm(y, p.norm.at, normed, G, V, V, T(1) / V, T(m.eps));
   if (p.start_norm) {
     for (int64_t i = 0; l.residual && i < G * V; i++) said[i] += q[i];
-    norm(said, p.start_norm, said, G, V, V, T(1) / V, T(m.eps));
+    norm(said, p.start_norm.at, said, G, V, V, T(1) / V, T(m.eps));
     for (int64_t i = 0; i < G * V; i++) normed[i] += said[i];
   }
   if (p.output_gate) {
-    linear(p.gemm, p.x, p.output_gate, open, B, l.dim, H * V, s.threads);
+    linear(p.gemm, p.x.at, p.output_gate.at, open, B, l.dim, H * V, s.threads);
     for (int64_t i = 0; i < G * V; i++) normed[i] *= open[i] * sigmoid(open[i]);
   }
-  linear(p.gemm, normed, p.out, p.y, B, H * V, l.dim, s.threads);
-  return 1;
+  linear(p.gemm, normed, p.out.at, p.y.at, B, H * V, l.dim, s.threads);
+  return kDone;
 }
 
 // Sliding-window attention at one token (nn/attention.py): its key and value go to their slots of the ring
 template <typename T>
 struct Ring {
   Gemm<T> gemm;
-  const T *x, *qkv, *q_norm, *k_norm, *out;  // x: B dim
-  const int64_t* position;                   // B
-  T *key, *value, *y;                        // B P+W G D, twice; B dim
+  View<const T> x, qkv, q_norm, k_norm, out;  // x: B dim
+  View<const int64_t> position;               // B
+  View<T> key, value, y;                      // B P+W G D, twice; B dim
 };
 
 struct RingSizes {
@@ -445,7 +446,7 @@ void attend_row(const RingSizes& s, const Ring<T>& p, int64_t b, T* q, T* y, T* 
     const double angle = position * std::exp(2 * i * (-std::log(s.theta) / D));
     cosine[i] = std::cos(angle), sine[i] = std::sin(angle);
   }
-  if (p.q_norm) norm(q, p.q_norm, q, H, D, D, T(1) / D, T(s.eps)), norm(k, p.k_norm, k, s.G, D, D, T(1) / D, T(s.eps));
+  if (p.q_norm) norm(q, p.q_norm.at, q, H, D, D, T(1) / D, T(s.eps)), norm(k, p.k_norm.at, k, s.G, D, D, T(1) / D, T(s.eps));
   turn(q, H + s.G, D, cosine, sine);
   std::copy_n(k, wide, key + slot), std::copy_n(v, wide, value + slot);
   for (int64_t i = 0; i < seen; i++)  // slot by slot: keys, and then values, are read as one stream
@@ -470,10 +471,10 @@ template <typename T>
 int attend(const RingSizes& s, const Ring<T>& p) {
   const int64_t C = (s.H + 2 * s.G) * s.D, read = s.H * s.D, each = s.D + s.H * (s.persistent + s.window);
   const std::unique_ptr<T[]> ws(new (std::nothrow) T[s.B * (C + read)]);
-  if (!ws) return 0;
+  if (!ws) return kNoMemory;
   if (s.poison) std::fill_n(ws.get(), s.B * (C + read), std::numeric_limits<T>::quiet_NaN());
   T *qkv = ws.get(), *y = qkv + s.B * C;
-  linear(p.gemm, p.x, p.qkv, qkv, s.B, s.dim, C, s.threads);
+  linear(p.gemm, p.x.at, p.qkv.at, qkv, s.B, s.dim, C, s.threads);
   bool enough = true;
 #pragma omp parallel num_threads(s.threads) if (s.threads > 1 && s.B > 1)
   {
@@ -488,9 +489,9 @@ int attend(const RingSizes& s, const Ring<T>& p) {
     for (int64_t b = 0; b < s.B; b++)
       if (rest) attend_row(s, p, b, qkv + b * C, y + b * read, rest.get());
   }
-  if (!enough) return 0;
-  linear(p.gemm, y, p.out, p.y, s.B, read, s.dim, s.threads);
-  return 1;
+  if (!enough) return kNoMemory;
+  linear(p.gemm, y, p.out.at, p.y.at, s.B, read, s.dim, s.threads);
+  return kDone;
 }
 
 // down (silu(gate x) * up x), the rows of gate before those of up; B rows
@@ -498,7 +499,7 @@ template <typename T>
 int feed(Gemm<T> gemm, const T* x, const T* gate_up, const T* down, T* y, int64_t B, int64_t dim, int64_t hidden,
          int64_t threads) {
   const std::unique_ptr<T[]> ws(new (std::nothrow) T[3 * B * hidden]);
-  if (!ws) return 0;
+  if (!ws) return kNoMemory;
   T *z = ws.get(), *u = z + 2 * B * hidden;
   linear(gemm, x, gate_up, z, B, dim, 2 * hidden, threads);
   for (int64_t b = 0; b < B; b++)
@@ -507,7 +508,7 @@ int feed(Gemm<T> gemm, const T* x, const T* gate_up, const T* down, T* y, int64_
       u[b * hidden + i] = gate * sigmoid(gate) * z[(2 * b + 1) * hidden + i];
     }
   linear(gemm, u, down, y, B, hidden, dim, threads);
-  return 1;
+  return kDone;
 }
 
 // A block at one token (models/blocks.py): x + mixer(norm(x)), then x + feedforward(norm(x)). The mixer is memory, attention, both
@@ -515,8 +516,8 @@ int feed(Gemm<T> gemm, const T* x, const T* gate_up, const T* down, T* y, int64_
 template <typename T>
 struct Block {
   Gemm<T> gemm;
-  const T *x, *mixer_norm, *between, *gate, *gate_bias, *feed_norm, *gate_up, *down;  // x: B dim
-  T* y;                                                                                // B dim
+  View<const T> x, mixer_norm, between, gate, gate_bias, feed_norm, gate_up, down;  // x: B dim
+  View<T> y;                                                                        // B dim
   const LayerSizes* layer_sizes;  // these five: none without memory
   const Mix* mix;
   const Sizes* sizes;
@@ -536,7 +537,7 @@ template <typename T>
 int block(const BlockSizes& s, const Block<T>& p) {
   const int64_t size = s.B * s.dim;
   const std::unique_ptr<T[]> ws(new (std::nothrow) T[4 * size]);
-  if (!ws) return 0;
+  if (!ws) return kNoMemory;
   if (s.poison) std::fill_n(ws.get(), 4 * size, std::numeric_limits<T>::quiet_NaN());
   T *normed = ws.get(), *memory = normed + size, *attention = memory + size, *mixed = attention + size;
   const auto scale = [&](const T* x, const T* weight, T* y, double eps) {
@@ -545,56 +546,172 @@ int block(const BlockSizes& s, const Block<T>& p) {
   scale(p.x, p.mixer_norm, normed, s.mixer_eps);
   if (p.layer) {  // first: where it gives up, nothing is written
     Layer<T> part = *p.layer;
-    part.x = normed, part.y = memory;
+    part.x.at = normed, part.y.at = memory;
     const int done = layer(*p.layer_sizes, *p.mix, *p.sizes, part, *p.arrays);
-    if (done != 1) return done;
+    if (done != kDone) return done;
   }
   if (p.ring) {
     Ring<T> part = *p.ring;
-    part.x = normed, part.y = attention;
+    part.x.at = normed, part.y.at = attention;
     if (p.between) {
       for (int64_t i = 0; i < size; i++) mixed[i] = normed[i] + memory[i];
       scale(mixed, p.between, mixed, s.between_eps);
-      part.x = mixed;
+      part.x.at = mixed;
     }
-    if (!attend(*p.ring_sizes, part)) return 0;
+    if (attend(*p.ring_sizes, part) != kDone) return kNoMemory;
   }
   if (p.gate) {
-    join(normed, attention, memory, p.gate, p.gate_bias, mixed, s.B, s.dim, s.gates, s.additive);
+    join<T>(normed, attention, memory, p.gate, p.gate_bias, mixed, s.B, s.dim, s.gates, s.additive);
   } else {
     for (int64_t i = 0; i < size; i++) mixed[i] = (p.layer ? memory[i] : T(0)) + (p.ring ? attention[i] : T(0));
   }
   for (int64_t i = 0; i < size; i++) mixed[i] += p.x[i];
   scale(mixed, p.feed_norm, normed, s.feed_eps);
-  if (!feed(p.gemm, normed, p.gate_up, p.down, p.y, s.B, s.dim, s.hidden, s.threads)) return 0;
+  if (feed<T>(p.gemm, normed, p.gate_up, p.down, p.y, s.B, s.dim, s.hidden, s.threads) != kDone) return kNoMemory;
   for (int64_t i = 0; i < size; i++) p.y[i] += mixed[i];
-  return 1;
+  return kDone;
+}
+
+// Whether the sizes of a chain fit each other
+bool fits(const Sizes& s) {
+  Border border;
+  border.sizes({s.groups, s.lanes, s.heads, s.entries, s.threads}, 1).that(s.groups <= kMaxMaps);
+  if (!border) return false;
+  border.that(s.lanes % s.heads == 0);
+  int64_t maps = 0;
+  for (int g = 0; g < s.groups; g++) {
+    border.sizes({s.in[g], s.out[g]}, 1).that(s.maps[g] == 1 || s.maps[g] == 2).that(g == 0 || s.in[g] == s.out[g - 1]);
+    maps += s.maps[g];
+  }
+  return bool(border.that(s.maps[s.groups - 1] == 1 && maps <= kMaxMaps));
+}
+
+// Whether the matrices of a chain hold what its sizes say. momentum: whether S is read; start: whether the start's maps are
+template <typename T>
+bool fits(const Sizes& s, const Arrays<T>& a, bool momentum, bool start) {
+  if (!fits(s)) return false;
+  Border border;
+  for (int g = 0, i = 0; g < s.groups; g++)
+    for (int64_t k = 0; k < s.maps[g]; k++, i++) {
+      const auto each = {s.lanes, s.in[g], s.out[g]};
+      border.array(a.W[i], each).array(a.A[i], each).array(a.newW[i], each).optional(a.newS[i], each);
+      if (momentum) border.array(a.S[i], each).array(a.newS[i], each);
+      if (start) border.array(a.start[i], {s.heads, s.in[g], s.out[g]});
+    }
+  return bool(border);
+}
+
+template <typename T>
+bool fits_step(const Sizes& s, const Arrays<T>& a) {
+  if (!fits(s, a, a.momentum.at != nullptr, false)) return false;
+  const int64_t G = s.lanes, F = s.in[0], V = s.out[s.groups - 1];
+  Border border;
+  border.array(a.query, {G, F}).array(a.keys, {G, s.entries, F}).array(a.values, {G, s.entries, V}).array(a.weight, {G, s.entries});
+  border.optional(a.momentum, {G}).optional(a.retain, {G}).array(a.y, {G, V}).that(a.said.at == nullptr);
+  return bool(border);
+}
+
+// x and y are the block's own where the layer, or attention, is part of one
+template <typename T>
+bool fits(const LayerSizes& l, const Mix& m, const Sizes& s, const Layer<T>& p, const Arrays<T>& a, bool in_block) {
+  if (!Border().sizes({l.dim, m.B, m.H, m.K, m.V}, 1).sizes({m.width, l.momentum, l.retain})) return false;
+  if (!fits(s, a, l.momentum, p.start_norm.at != nullptr)) return false;
+  const int64_t C = m.H * (2 * m.K + m.V), past = m.width > 0 ? m.width - 1 : 0, gates = m.H * (1 + l.momentum + l.retain);
+  Border border;
+  border.sizes({C, gates, m.H * m.V, m.B * m.H}).that(l.momentum <= 1 && l.retain <= 1);
+  border.that(s.lanes == m.B * m.H && s.heads == m.H && s.entries == 1 && s.in[0] == m.K && s.out[s.groups - 1] == m.V);
+  border.that(!l.residual || m.K == m.V);
+  border.array(p.tail, {m.B, past, C}).array(p.new_tail, {m.B, past, C}).array(p.conv, {m.width, C});
+  border.array(p.qkv, {C, l.dim}).array(p.gates, {gates, l.dim}).array(p.gates_bias, {gates}).optional(p.retain, {m.H});
+  border.array(p.norm, {m.V}).optional(p.start_norm, {m.V}).optional(p.output_gate, {m.H * m.V, l.dim});
+  border.array(p.out, {l.dim, m.H * m.V});
+  if (!in_block) border.array(p.x, {m.B, l.dim}).array(p.y, {m.B, l.dim});
+  return p.gemm != nullptr && border;
+}
+
+template <typename T>
+bool fits(const RingSizes& s, const Ring<T>& p, bool in_block) {
+  if (!Border().sizes({s.B, s.dim, s.H, s.G, s.D, s.window, s.threads}, 1).sizes({s.persistent})) return false;
+  const int64_t slots = s.persistent + s.window, C = (s.H + 2 * s.G) * s.D;
+  Border border;
+  border.sizes({slots, C}).that(s.H % s.G == 0 && s.D % 2 == 0).that((p.q_norm.at == nullptr) == (p.k_norm.at == nullptr));
+  border.array(p.qkv, {C, s.dim}).optional(p.q_norm, {s.D}).optional(p.k_norm, {s.D}).array(p.out, {s.dim, s.H, s.D});
+  border.array(p.key, {s.B, slots, s.G, s.D}).array(p.value, {s.B, slots, s.G, s.D}).array(p.position, {s.B});
+  if (!in_block) border.array(p.x, {s.B, s.dim}).array(p.y, {s.B, s.dim});
+  if (!border) return false;
+  for (int64_t b = 0; b < s.B; b++) border.that(0 <= p.position[b] && p.position[b] < INT64_MAX);
+  return p.gemm != nullptr && border;
+}
+
+template <typename T>
+bool fits(const BlockSizes& s, const Block<T>& p) {
+  if (!Border().sizes({s.B, s.dim, s.hidden, s.threads}, 1).sizes({s.gates})) return false;
+  Border border;
+  border.sizes({2 * s.hidden, s.B * s.dim}).array(p.x, {s.B, s.dim}).array(p.y, {s.B, s.dim});
+  border.array(p.mixer_norm, {s.dim}).array(p.feed_norm, {s.dim}).optional(p.between, {s.dim});
+  border.array(p.gate_up, {2, s.hidden, s.dim}).array(p.down, {s.dim, s.hidden});
+  border.that(p.layer || p.ring).that(!(p.gate || p.between) || (p.layer && p.ring));
+  if (p.gate) border.that(s.gates > 0 && s.dim % s.gates == 0).array(p.gate, {s.gates, s.dim}).array(p.gate_bias, {s.gates});
+  if (p.layer && border) border.that(p.layer_sizes && p.mix && p.sizes && p.arrays);
+  if (p.layer && border)
+    border.that(p.layer_sizes->dim == s.dim && p.mix->B == s.B)
+        .that(fits(*p.layer_sizes, *p.mix, *p.sizes, *p.layer, *p.arrays, true));
+  if (p.ring && border) border.that(p.ring_sizes != nullptr);
+  if (p.ring && border)
+    border.that(p.ring_sizes->dim == s.dim && p.ring_sizes->B == s.B).that(fits(*p.ring_sizes, *p.ring, true));
+  return p.gemm != nullptr && border;
 }
 
 }  // namespace
 
+// Functions of a few arrays take them as a list of views, in the order of the names below.
 #define MNEMOS_TOKEN(T)                                                                                                  \
-  int mnemos_step_##T(const Sizes* s, const Arrays<T>* a) { return step(*s, *a); }                                       \
-  void mnemos_linear_##T(const T* x, const T* M, const T* bias, T* y, int64_t in, int64_t out, int64_t threads) {        \
-    linear(x, M, bias, y, in, out, threads);                                                                             \
+  int mnemos_step_##T(const Sizes* s, const Arrays<T>* a) {                                                              \
+    return !fits_step(*s, *a) ? kRefused : step(*s, *a) ? kDone : kNoMemory;                                             \
   }                                                                                                                      \
-  void mnemos_norm_##T(const T* x, const T* w, T* y, int64_t rows, int64_t n, int64_t period, double factor, double eps) { \
-    norm(x, w, y, rows, n, period, T(factor), T(eps));                                                                   \
+  int mnemos_linear_##T(const View<T>* views, int64_t in, int64_t out, int64_t threads) {                                \
+    const View<T> x = views[0], M = views[1], bias = views[2], y = views[3];                                             \
+    Border border;                                                                                                       \
+    border.sizes({in, out, threads}, 1).array(x, {in}).array(M, {out, in}).optional(bias, {out}).array(y, {out});        \
+    if (!border) return kRefused;                                                                                        \
+    linear<T>(x, M, bias, y, in, out, threads);                                                                          \
+    return kDone;                                                                                                        \
   }                                                                                                                      \
-  int mnemos_layer_##T(const LayerSizes* l, const Mix* m, const Sizes* s, const Layer<T>* p, const Arrays<T>* a) {         \
-    return layer(*l, *m, *s, *p, *a);                                                                                    \
+  int mnemos_norm_##T(const View<T>* views, int64_t rows, int64_t n, int64_t period, double factor, double eps) {        \
+    const View<T> x = views[0], w = views[1], y = views[2];                                                              \
+    Border border;                                                                                                       \
+    border.sizes({n, period}, 1).sizes({rows}).that(n > 0 && period % n == 0);                                                   \
+    border.array(x, {rows, n}).array(y, {rows, n}).optional(w, {period});                                                \
+    if (!border) return kRefused;                                                                                        \
+    norm<T>(x, w, y, rows, n, period, T(factor), T(eps));                                                                \
+    return kDone;                                                                                                        \
   }                                                                                                                      \
-  int mnemos_attend_##T(const RingSizes* s, const Ring<T>* p) { return attend(*s, *p); }                                 \
-  int mnemos_block_##T(const BlockSizes* s, const Block<T>* p) { return block(*s, *p); }                                 \
-  int mnemos_feed_##T(Gemm<T> gemm, const T* x, const T* gate_up, const T* down, T* y, int64_t B, int64_t dim,           \
-                      int64_t hidden, int64_t threads) {                                                                 \
-    return feed(gemm, x, gate_up, down, y, B, dim, hidden, threads);                                                     \
+  int mnemos_layer_##T(const LayerSizes* l, const Mix* m, const Sizes* s, const Layer<T>* p, const Arrays<T>* a) {        \
+    return fits(*l, *m, *s, *p, *a, false) ? layer(*l, *m, *s, *p, *a) : kRefused;                                       \
   }                                                                                                                      \
-  void mnemos_join_##T(const T* x, const T* y, const T* m, const T* M, const T* bias, T* z, int64_t B, int64_t dim,        \
-                       int64_t gates, int64_t additive) {                                                                \
-    join(x, y, m, M, bias, z, B, dim, gates, additive);                                                                  \
+  int mnemos_attend_##T(const RingSizes* s, const Ring<T>* p) { return fits(*s, *p, false) ? attend(*s, *p) : kRefused; } \
+  int mnemos_block_##T(const BlockSizes* s, const Block<T>* p) { return fits(*s, *p) ? block(*s, *p) : kRefused; }       \
+  int mnemos_feed_##T(Gemm<T> gemm, const View<T>* views, int64_t B, int64_t dim, int64_t hidden, int64_t threads) {     \
+    const View<T> x = views[0], gate_up = views[1], down = views[2], y = views[3];                                       \
+    Border border;                                                                                                       \
+    border.sizes({B, dim, hidden, threads}, 1).array(x, {B, dim}).array(y, {B, dim});                                    \
+    border.array(gate_up, {2, hidden, dim}).array(down, {dim, hidden});                                                  \
+    return gemm && border ? feed<T>(gemm, x, gate_up, down, y, B, dim, hidden, threads) : kRefused;                      \
   }                                                                                                                      \
-  void mnemos_range_##T(const T* x, double* ends, int64_t n) { range(x, n, ends); }
+  int mnemos_join_##T(const View<T>* views, int64_t B, int64_t dim, int64_t gates, int64_t additive) {                   \
+    const View<T> x = views[0], y = views[1], m = views[2], M = views[3], bias = views[4], z = views[5];                 \
+    Border border;                                                                                                       \
+    border.sizes({B, dim, gates}, 1).that(gates > 0 && dim % gates == 0);                                                \
+    border.array(x, {B, dim}).array(y, {B, dim}).array(m, {B, dim}).array(z, {B, dim});                                  \
+    if (!border.array(M, {gates, dim}).array(bias, {gates})) return kRefused;                                            \
+    join<T>(x, y, m, M, bias, z, B, dim, gates, additive);                                                               \
+    return kDone;                                                                                                        \
+  }                                                                                                                      \
+  int mnemos_range_##T(const View<T>* views, double* ends, int64_t n) {                                                  \
+    if (!ends || !Border().sizes({n}, 1).array(views[0], {n})) return kRefused;                                          \
+    range<T>(views[0], n, ends);                                                                                         \
+    return kDone;                                                                                                        \
+  }
 
 extern "C" {
 MNEMOS_TOKEN(float)

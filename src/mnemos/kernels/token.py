@@ -9,6 +9,7 @@ import ctypes
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,8 +19,10 @@ from ..memory.config import NeuralMemoryConfig
 from ..memory.mode import MAPS
 from ..memory.spec import MemorySpec
 from ..memory.structures import Chain
+from .border import DONE, check
 from .build import Unavailable, gemm, library
-from .structs import Arrays, Block, BlockSizes, Layer, LayerSizes, Many, Mix, Pointers, Ring, RingSizes, Sizes
+from .structs import Arrays, Block, BlockSizes, Layer, LayerSizes, Many, Mix, Ring, RingSizes, Sizes
+from .structs import Matrices as MatrixViews
 
 Matrices = Sequence[Sequence[Tensor]]
 SERIAL = 1 << 20  # numbers of a state or matrix below which a second thread costs more than it saves
@@ -40,10 +43,8 @@ class LayerCall(Call):
         """x (B, 1, dim) -> y (B, 1, dim); None where a gate is not finite: nothing is written."""
         x = x.contiguous()
         y, pointers = torch.empty_like(x), self.structs[3]
-        pointers.x, pointers.y = x.data_ptr(), y.data_ptr()
-        done = _function("layer", x.dtype)(*map(ctypes.addressof, self.structs))
-        _check_room(done)
-        return y if done == 1 else None
+        _fill(pointers, x, y)
+        return y if _run("layer", x.dtype, *map(ctypes.addressof, self.structs)) else None
 
 
 class RingCall(Call):
@@ -53,8 +54,8 @@ class RingCall(Call):
         """x (B, 1, dim) -> y (B, 1, dim)."""
         x = x.contiguous()
         y, (sizes, pointers) = torch.empty_like(x), self.structs
-        pointers.x, pointers.y = x.data_ptr(), y.data_ptr()
-        _check_room(_function("attend", x.dtype)(ctypes.addressof(sizes), ctypes.addressof(pointers)))
+        _fill(pointers, x, y)
+        _run("attend", x.dtype, ctypes.addressof(sizes), ctypes.addressof(pointers))
         return y
 
 
@@ -70,16 +71,15 @@ def why_not() -> str | None:
 
 ARGUMENTS = {  # p: pointer, i: int64, d: double
     "step": "pp",
-    "linear": "ppppiii",
-    "norm": "pppiiidd",
+    "linear": "piii",
+    "norm": "piiidd",
     "range": "ppi",
     "layer": "ppppp",
     "attend": "pp",
     "block": "pp",
-    "feed": "pppppiiii",
-    "join": "ppppppiiii",
+    "feed": "ppiiii",
+    "join": "piiii",
 }
-GIVES = ("step", "layer", "attend", "block", "feed")  # whether there was memory for their buffers
 
 
 @functools.cache
@@ -87,8 +87,18 @@ def _function(name: str, dtype: torch.dtype):
     function = getattr(library("token"), f"mnemos_{name}_{'float' if dtype == torch.float32 else 'double'}")
     kinds = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "d": ctypes.c_double}
     function.argtypes = [kinds[letter] for letter in ARGUMENTS[name]]
-    function.restype = ctypes.c_int if name in GIVES else None
+    function.restype = ctypes.c_int
     return function
+
+
+def _run(name: str, dtype: torch.dtype, *arguments) -> bool:
+    """Call a kernel. False: a gate is not finite, and nothing was written."""
+    outcome = _function(name, dtype)(*arguments)
+    return outcome == DONE or check(outcome, name)
+
+
+def _fill(pointers: Any, x: Tensor, y: Tensor) -> None:
+    pointers.x, pointers.x_bytes, pointers.y, pointers.y_bytes = (*_at(x, y),)
 
 
 @functools.lru_cache(maxsize=256)
@@ -115,30 +125,38 @@ def _chain(spec: MemorySpec) -> Chain:
     return spec.chain
 
 
-def _at(*tensors: Tensor | None) -> list[int | None]:
-    return [None if x is None else x.data_ptr() for x in tensors]
+def _at(*tensors: Tensor | None) -> list[int]:
+    """Views: the address of each tensor, which is contiguous, and how many bytes it has."""
+    found = []
+    for x in tensors:
+        if x is None:
+            found += 0, 0
+        else:
+            found += x.data_ptr(), x.nbytes
+    return found
+
+
+def _views(*tensors: Tensor | None):
+    return (ctypes.c_int64 * (2 * len(tensors)))(*_at(*tensors))
 
 
 def _poison() -> bool:
     return torch.are_deterministic_algorithms_enabled() and deterministic.fill_uninitialized_memory  # ty: ignore[missing-attribute]
 
 
-def _check_room(done: int) -> None:
-    if not done:
-        raise MemoryError("there is no memory for the buffers of a kernel")
-
-
 def _threads(matrices: Sequence[Tensor]) -> int:
     return torch.get_num_threads() if sum(w.numel() for w in matrices) >= SERIAL else 1
 
 
-def _arrays(spec: MemorySpec, old: Matrices, new: Matrices, vectors: Sequence[int | None] = (None,) * 7) -> Arrays:
-    pointers = Pointers()
+def _arrays(spec: MemorySpec, old: Matrices, new: Matrices, vectors: Sequence[int] = (0,) * 14) -> Arrays:
+    """vectors: views of query, keys, values, weight, momentum, retain and y."""
+    order = [i for group in _chain(spec).groups for i in group]
+    matrices = MatrixViews()
     for kind, xs in enumerate((*old, *new)):
         if xs:
-            at, order = kind * 2 * MAPS, [i for group in _chain(spec).groups for i in group]
-            pointers[at : at + len(order)] = [xs[i].data_ptr() for i in order]
-    return Arrays(*vectors[:6], pointers, vectors[6], None)
+            at = kind * 4 * MAPS
+            matrices[at : at + 2 * len(order)] = _at(*[xs[i] for i in order])
+    return Arrays(*vectors[:12], matrices, *vectors[12:])
 
 
 def chain_step(
@@ -157,9 +175,9 @@ def chain_step(
     """
     given = [None if x is None else x.contiguous() for x in (query, *entries, weight, *gates)]
     y = query.new_empty(query.shape[0], 1, spec.value_dim)
-    B, H = old[0][0].shape[:2]
-    sizes, arrays = _sizes(spec, B, H, _threads(old[0]), _poison()), _arrays(spec, old, new, _at(*given, y))
-    _check_room(_function("step", y.dtype)(ctypes.addressof(sizes), ctypes.addressof(arrays)))
+    sizes = _sizes(spec, 1, query.shape[0], _threads(old[0]), _poison())
+    arrays = _arrays(spec, old, new, _at(*given, y))
+    _run("step", y.dtype, ctypes.addressof(sizes), ctypes.addressof(arrays))
     return y
 
 
@@ -169,8 +187,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     x = x.contiguous()
     y = x.new_empty(*x.shape[:-1], out)
     threads = torch.get_num_threads() if out * n >= SERIAL else 1
-    bias_at = None if bias is None else bias.data_ptr()
-    _function("linear", x.dtype)(x.data_ptr(), weight.data_ptr(), bias_at, y.data_ptr(), n, out, threads)
+    _run("linear", x.dtype, _views(x, weight, bias, y), n, out, threads)
     return y
 
 
@@ -178,8 +195,8 @@ def norm(x: Tensor, weight: Tensor | None, factor: float, eps: float) -> Tensor:
     """x / sqrt(factor Σ x² + eps) over the last axis, times the contiguous weight, which has x's last axes."""
     x = x.contiguous()
     y, n = torch.empty_like(x), x.shape[-1]
-    w, period = (None, n) if weight is None else (weight.data_ptr(), weight.numel())
-    _function("norm", x.dtype)(x.data_ptr(), w, y.data_ptr(), x.numel() // n, n, period, factor, eps)
+    period = n if weight is None else weight.numel()
+    _run("norm", x.dtype, _views(x, weight, y), x.numel() // n, n, period, factor, eps)
     return y
 
 
@@ -189,7 +206,7 @@ QK_NORMS = {"none": 0, "l2": 1, "rms": 2}
 def ends(x: Tensor) -> tuple[float, float]:
     """The smallest and the largest number of x, NaN where one is among them."""
     x, found = x.contiguous(), (ctypes.c_double * 2)()
-    _function("range", x.dtype)(x.data_ptr(), ctypes.addressof(found), x.numel())
+    _run("range", x.dtype, _views(x), ctypes.addressof(found), x.numel())
     return found[0], found[1]
 
 
@@ -221,7 +238,7 @@ def layer(
     new_tail = None if tail is None else torch.empty_like(tail)
     sizes = _layer_sizes(config, width, W[0].shape[0], _threads(W), _poison())
     arrays = _arrays(config.spec, old, (*new, start))  # the kernel makes the vectors itself
-    pointers = Layer(gemm(W[0].dtype), None, *_at(tail, *parameters[:9], None, new_tail))
+    pointers = Layer(gemm(W[0].dtype), *_at(None, tail, *parameters[:9], None, new_tail))
     return LayerCall((*sizes, pointers, arrays), (tail, parameters, old, new)), new_tail
 
 
@@ -248,7 +265,7 @@ def attend(
     sizes = _ring_sizes(
         B, out.shape[0], heads, G, D, window, persistent, torch.get_num_threads(), _poison(), theta, eps
     )
-    pointers = Ring(gemm(key.dtype), None, *_at(*parameters, position, key, value, None))
+    pointers = Ring(gemm(key.dtype), *_at(None, *parameters, position, key, value, None))
     return RingCall((sizes, pointers), (parameters, cache))
 
 
@@ -280,17 +297,15 @@ def block(
     parts = [None] * 5 if memory is None else map(ctypes.addressof, memory.structs)
     rings = [None] * 2 if attention is None else map(ctypes.addressof, attention.structs)
     pointers = Block(gemm(x.dtype), *_at(x, *norms[:2], weight, bias, norms[2], *feed, y), *parts, *rings)
-    done = _function("block", x.dtype)(ctypes.addressof(sizes), ctypes.addressof(pointers))
-    _check_room(done)
-    return y if done == 1 else None
+    return y if _run("block", x.dtype, ctypes.addressof(sizes), ctypes.addressof(pointers)) else None
 
 
 def feed(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     """SwiGLU of few rows, x (..., dim) -> (..., dim), by the contiguous weights gate_up (2 hidden, dim) and down (dim, hidden)."""
     x = x.contiguous()
     y, (dim, hidden) = torch.empty_like(x), down.shape
-    pointers = gemm(x.dtype), *_at(x, gate_up, down, y)
-    _check_room(_function("feed", x.dtype)(*pointers, x.numel() // dim, dim, hidden, torch.get_num_threads()))
+    views = _views(x, gate_up, down, y)
+    _run("feed", x.dtype, gemm(x.dtype), views, x.numel() // dim, dim, hidden, torch.get_num_threads())
     return y
 
 
@@ -298,6 +313,5 @@ def join(x: Tensor, y: Tensor, m: Tensor, weight: Tensor, bias: Tensor, additive
     """g y + (1 - g) m, or y + g m: g = sigmoid of a linear map of x, each of its outputs for as many channels; y, m (..., dim)."""
     x, y, m = x.contiguous(), y.contiguous(), m.contiguous()
     z, (gates, dim) = torch.empty_like(y), weight.shape
-    pointers = _at(x, y, m, weight, bias, z)
-    _function("join", x.dtype)(*pointers, x.numel() // dim, dim, gates, additive)
+    _run("join", x.dtype, _views(x, y, m, weight, bias, z), x.numel() // dim, dim, gates, additive)
     return z

@@ -355,6 +355,10 @@ class NeuralMemory(nn.Module):
             raise ValueError(
                 "state belongs to a memory with another spec; begin with state=None or mem.initial_state(batch)"
             )
+        elif state.heads != self.heads:
+            raise ValueError(
+                f"state has {state.heads} heads, but the layer has {self.heads}; it is another layer's state"
+            )
         elif state.batch != rows:
             raise ValueError(
                 f"state has {state.batch} rows, but {rows} are expected; use state.select([...]) to pick rows"

@@ -13,6 +13,7 @@ from torch import Tensor
 from .files import read_tensors, write_tensors
 from .pairs import Pairs
 from .spec import MemorySpec
+from .state_checks import check_state
 
 FORMAT = "mnemos.memory-state/1"
 
@@ -195,9 +196,11 @@ class MemoryState:
         return state_from_tensors(path, saved, tensors)
 
 
-def state_from_tensors(path, spec: MemorySpec, tensors: dict[str, Tensor]) -> MemoryState:
-    """The state of tensors named as `MemoryState.save` names them, if they fit the spec; `path` is where they come from."""
-    _check_shapes(path, spec, tensors)
+def state_from_tensors(
+    path, spec: MemorySpec, tensors: dict[str, Tensor], heads: int | None = None, conv: tuple[int, int] | None = None
+) -> MemoryState:
+    """The state of tensors named as `MemoryState.save` names them, after `check_state`; `path` is where they come from."""
+    check_state(path, spec, tensors, heads, conv)
     phase = common_phase(tensors["position"], spec)
     return _assemble(spec, tensors, phase, aliased=phase == 0 or (spec.grows and not spec.on_grid))
 
@@ -226,37 +229,3 @@ def _assemble(spec: MemorySpec, tensors: dict[str, Tensor], phase: int | None, a
         conv=tensors.get("conv"),
         pairs=Pairs.of(tensors, aliased) if spec.grows else None,
     )
-
-
-def _check_shapes(path, spec: MemorySpec, tensors: dict[str, Tensor]) -> None:
-    """Every tensor a state needs is there, alone, with the shape its spec gives it."""
-    first = tensors.get("weights.0" if spec.shapes else "window_key", torch.empty(0))
-    if first.dim() != 4 or (spec.shapes and 0 in first.shape):
-        raise ValueError(f"{path} holds no fast weights")
-    batch, heads = first.shape[0], first.shape[1 if spec.shapes else 2]
-    if 0 in (batch, heads):
-        raise ValueError(f"{path} holds no rows")
-    kinds = ("weights", "momentum", "anchor") if spec.momentum else ("weights", "anchor")
-    expected: dict[str, tuple[int, ...]] = {
-        f"{kind}.{i}": (batch, heads, *shape) for kind in kinds for i, shape in enumerate(spec.shapes)
-    }
-    c = spec.window - 1
-    expected |= {"window_key": (batch, c, heads, spec.key_dim), "window_value": (batch, c, heads, spec.value_dim)}
-    expected |= {"window_gate": (batch, c, heads), "position": (batch,)}
-    if spec.grows:
-        position = tensors.get("position", torch.zeros(1))
-        expected |= Pairs.shapes(spec, batch, heads, max(0, int(position.max())) if position.numel() else 0)
-    found = {name: tuple(x.shape) for name, x in tensors.items() if name != "conv"}
-    if found != expected:
-        wrong = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
-        raise ValueError(f"{path} does not fit its own header: {', '.join(wrong)}")
-    dtype = first.dtype
-    if any(x.dtype != (torch.int64 if name == "position" else dtype) for name, x in tensors.items() if name != "conv"):
-        raise ValueError(f"{path} mixes number types")
-    if dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"{path} holds numbers of type {dtype}, but a memory state is float32 or float64")
-    if int(tensors["position"].min()) < 0:
-        raise ValueError(f"{path} has a negative position: {tensors['position'].tolist()[:8]}")
-    conv = tensors.get("conv")
-    if conv is not None and (conv.dim() != 3 or conv.shape[0] != batch or not conv.is_floating_point()):
-        raise ValueError(f"{path} does not fit its own header: conv")

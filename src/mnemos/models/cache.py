@@ -11,9 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..memory import MemoryState
 from ..memory.files import read_tensors, write_tensors
+from ..memory.state_checks import MAX_POSITION
+from ..nn import QKCache
 from .config import MnemosConfig
-from .states import from_tensors, to_tensors
+from .states import forms, from_tensors, to_tensors
 
 FORMAT = "mnemos.cache/1"
 DEFINING = (
@@ -132,13 +135,7 @@ class MnemosCache:
         """Refuse a model whose states have another form."""
         if config is self.config:
             return
-        differing = [
-            f"{name}={getattr(self.config, name)!r} (here {getattr(config, name)!r})"
-            for name in DEFINING
-            if _meant(self.config, name) != _meant(config, name)
-        ]
-        if differing:
-            raise ValueError(f"the cache belongs to another model: {', '.join(differing)}")
+        _check_config(self.config, config)
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a safetensors file with the config in its header; whole or not at all."""
@@ -158,22 +155,60 @@ class MnemosCache:
         """Read what `save` wrote. Give a model's `config` to be sure that the cache fits it."""
         tensors, header = read_tensors(path, "cache", FORMAT, device)
         try:
-            saved, length = MnemosConfig.from_dict(json.loads(header["config"])), int(header["length"])
-            states = json.loads(header["states"])
-        except (KeyError, TypeError, ValueError, RecursionError) as broken:
-            raise ValueError(f"{path} has a broken header: {broken!r}") from None
-        try:
-            layers: list[dict[str, Any]] = [{} for _ in saved.blocks]
-            for place, about in states.items():
-                layer, name = place.split(".")
-                own = {key.removeprefix(f"{place}."): x for key, x in tensors.items() if key.startswith(f"{place}.")}
-                layers[int(layer)][name] = from_tensors(path, saved, own, about)
-        except (KeyError, IndexError, TypeError, AttributeError, RecursionError) as broken:
-            raise ValueError(f"{path} has a broken header: {broken!r}") from None
-        cache = cls(saved, layers, length)
+            fields, length, about = (json.loads(header[name]) for name in ("config", "length", "states"))
+            depth = fields["num_hidden_layers"]
+            if type(about) is not dict or type(depth) is not int or not 1 <= depth <= len(about):
+                raise ValueError(f"it has no states of {depth} layers")
+            saved = MnemosConfig.from_dict(fields)
+            saved.validate_choices()
+            expected = {f"{i}.{name}": form for i, layer in enumerate(forms(saved)) for name, form in layer.items()}
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as broken:
+            raise ValueError(f"{path} has a broken header: {str(broken) or repr(broken)}") from None
         if config is not None:
-            cache.check_config(config)
+            _check_config(saved, config)
+        if about.keys() != expected.keys():
+            raise ValueError(f"{path} does not fit its own header: {_difference(about, expected)}")
+        parts: dict[str, dict[str, Tensor]] = {place: {} for place in expected}
+        for key, x in tensors.items():
+            place = ".".join(key.split(".", 2)[:2])
+            if place not in parts:
+                raise ValueError(f"{path} does not fit its own header: {key:.60} belongs to no layer")
+            parts[place][key.removeprefix(f"{place}.")] = x
+        layers: list[dict[str, Any]] = [{} for _ in saved.blocks]
+        for place, form in expected.items():
+            layer, name = place.split(".")
+            layers[int(layer)][name] = from_tensors(path, saved, form, parts[place], about[place])
+        cache = cls(saved, layers, length)
+        cache._check_rows(path)
         return cache
+
+    def _check_rows(self, path) -> None:
+        """All layers are of the same rows, which stand at the same positions; a memory counts the persistent tokens too."""
+        states = [state for layer in self.layers for state in layer.values()]
+        before = [self.config.num_persistent_tokens if isinstance(s, (MemoryState, QKCache)) else 0 for s in states]
+        first = states[0].position - before[0]
+        if any(not torch.equal(s.position - count, first) for s, count in zip(states, before)) or int(first.min()) < 0:
+            raise ValueError(f"{path} does not fit its own header: its layers stand at different positions")
+        if type(self.length) is not int or not int(first.max()) <= self.length <= MAX_POSITION:
+            raise ValueError(
+                f"{path} does not fit its own header: length={str(self.length)[:40]} of rows at {first.tolist()[:8]}"
+            )
+
+
+def _difference(found: dict[str, Any], expected: dict[str, Any]) -> str:
+    wrong = sorted(found.keys() ^ expected.keys())
+    kind = "is missing" if wrong[0] in expected else "belongs to no layer"
+    return f"{wrong[0]:.60} {kind}" + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else "")
+
+
+def _check_config(saved: MnemosConfig, config: MnemosConfig) -> None:
+    differing = [
+        f"{name}={getattr(saved, name)!r} (here {getattr(config, name)!r})"
+        for name in DEFINING
+        if _meant(saved, name) != _meant(config, name)
+    ]
+    if differing:
+        raise ValueError(f"the cache belongs to another model: {', '.join(differing)}"[:480])
 
 
 def _meant(config: MnemosConfig, name: str) -> Any:

@@ -67,7 +67,7 @@ class MnemosPreTrainedModel(PreTrainedModel):
             if module.persistent is not None:
                 nn.init.normal_(module.persistent, std=self.config.initializer_range)
         elif hasattr(module, "reset_start"):
-            module.reset_start()  # ty: ignore[call-non-callable]
+            module.reset_start()  # ty: ignore[not-callable]
         elif hasattr(module, "reset_parameters"):
             module.reset_parameters()
 

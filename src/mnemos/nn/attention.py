@@ -44,15 +44,15 @@ class AttentionCache(RowCache):
     spare: int = 0
 
     def select(self, rows: Sequence[int] | Tensor) -> Self:
-        return super().select(rows)._fit()
+        return super().select(rows).without_spare()
 
     @classmethod
     def stack(cls, caches: Sequence[Self]) -> Self:
         longest = max((c.key.shape[1] for c in caches), default=0)
-        return super().stack([c if c.window is not None else c._resize(longest) for c in caches])._fit()
+        return super().stack([c if c.window is not None else c._resize(longest) for c in caches]).without_spare()
 
-    def _fit(self) -> Self:
-        """As many slots as the longest row needs."""
+    def without_spare(self) -> Self:
+        """The same cache with as many slots as its longest row needs."""
         return self if self.window is not None else self._resize(self.persistent + int(self.position.max()))
 
     def _resize(self, slots: int) -> Self:
@@ -279,11 +279,13 @@ class Attention(Heads):
         ]
         count = T if mask is None else mask.sum(1)
         new = dataclasses.replace(new, position=cache.position + count)
-        return torch.cat(y, 1) if len(y) > 1 else y[0], new if mask is None else new._fit()
+        return torch.cat(y, 1) if len(y) > 1 else y[0], new if mask is None else new.without_spare()
 
     def _check_cache(self, cache: AttentionCache, persistent: int) -> None:
         if cache.window != self.window:
             raise ValueError(f"cache is of window={cache.window}, but the layer has window={self.window}")
+        if cache.position.dtype != torch.int64:
+            raise ValueError(f"cache has positions of {cache.position.dtype}, but torch.int64 is expected")
         if persistent not in (0, cache.persistent):
             raise ValueError(f"persistent={persistent}, but the cache was begun with {cache.persistent}")
         slots = cache.persistent + self.window if self.window is not None else cache.key.shape[1]

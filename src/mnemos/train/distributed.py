@@ -122,7 +122,7 @@ class Spread:
     def syncing(self, last: bool) -> AbstractContextManager:
         """Gradients are exchanged in a step's last backward pass only."""
         if self.strategy in ("fsdp", "hybrid"):
-            self.model.set_requires_gradient_sync(last)  # ty: ignore[call-non-callable]
+            self.model.set_requires_gradient_sync(last)  # ty: ignore[not-callable]
         elif isinstance(self.call, nn.parallel.DistributedDataParallel) and not last:
             return self.call.no_sync()
         return contextlib.nullcontext()
@@ -144,4 +144,4 @@ class Spread:
 
 def full(x: Tensor) -> Tensor:
     """The whole of a tensor that may be spread."""
-    return x.full_tensor() if hasattr(x, "full_tensor") else x  # ty: ignore[call-non-callable]
+    return x.full_tensor() if hasattr(x, "full_tensor") else x  # ty: ignore[not-callable]

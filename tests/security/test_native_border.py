@@ -1,0 +1,171 @@
+"""The kernels check sizes and bounds themselves, whatever the Python around them believed: a refusal, never a crash."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from mnemos.kernels import chain, token
+from mnemos.kernels.build import Unavailable, library
+from mnemos.memory import Gates, MemorySpec, NeuralMemory, scan, step
+from mnemos.nn import Attention
+
+try:
+    library("token")
+except Unavailable as reason:
+    pytest.skip(f"no kernels here: {reason}", allow_module_level=True)
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def test_a_state_of_a_layer_with_other_heads_is_refused_at_one_token():
+    """The same spec and no convolution: nothing but the heads tells these layers apart."""
+    small = NeuralMemory(dim=64, heads=2, conv_width=0)
+    large = NeuralMemory(dim=256, heads=8, conv_width=0)
+    state = small.write(torch.randn(1, 5, 64))
+    with torch.no_grad():
+        for tokens in (1, 5):
+            with pytest.raises(ValueError, match="state has 2 heads, but the layer has 8"):
+                large(torch.randn(1, tokens, 256), state)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["weights", "momentum", "anchor"])
+@pytest.mark.parametrize(
+    "cut", [lambda x: x[:, :1], lambda x: x[:, :, :3], lambda x: x[:0]], ids=["heads", "in", "rows"]
+)
+def test_a_state_with_a_matrix_too_small_is_refused_by_the_kernel(name, cut):
+    memory = NeuralMemory(dim=32, heads=4, chunk_size=8)
+    state = memory.write(torch.randn(2, 5, 32))
+    matrices = getattr(state, name)
+    broken = dataclasses.replace(state, **{name: [cut(matrices[0]).contiguous(), *matrices[1:]]})
+    with pytest.raises(ValueError, match="refused its arguments"):
+        memory(torch.randn(2, 1, 32), broken)
+    spec, gates = memory.spec, Gates(lr=torch.ones(2, 1, 4), momentum=torch.zeros(2, 1, 4))
+    q = torch.randn(2, 1, 4, spec.key_dim)
+    with pytest.raises(ValueError):
+        step(q, q, q, gates, broken, spec)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", [-1, -(2**63), 2**63 - 1])
+def test_attention_refuses_a_position_outside_of_its_ring(position):
+    attention = Attention(dim=32, heads=4, window=8)
+    _, cache = attention(torch.randn(2, 5, 32))
+    wrong = dataclasses.replace(cache, position=torch.tensor([5, position]))
+    with pytest.raises(ValueError, match="refused its arguments"):
+        attention(torch.randn(2, 1, 32), wrong)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float32, torch.float64])
+def test_attention_refuses_positions_of_another_type(dtype):
+    attention = Attention(dim=32, heads=4, window=8)
+    _, cache = attention(torch.randn(2, 5, 32))
+    with pytest.raises(ValueError, match="positions of"):
+        attention(torch.randn(2, 1, 32), dataclasses.replace(cache, position=cache.position.to(dtype)))
+
+
+def attend(position=None, key=None, value=None, x=None, heads=4, window=8, persistent=0, out=None):
+    parameters = torch.randn(96, 32), None, None, torch.randn(32, 32) if out is None else out
+    ring = torch.zeros(2, 8, 4, 8)
+    cache = torch.zeros(2, dtype=torch.int64), ring.clone(), ring.clone()
+    cache = [old if new is None else new for old, new in zip(cache, (position, key, value))]
+    call = token.attend(parameters, tuple(cache), heads, window, persistent, 1e4, 1e-6)
+    return call(torch.randn(2, 1, 32) if x is None else x)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        dict(position=torch.zeros(2, dtype=torch.int32)),
+        dict(position=torch.zeros(1, dtype=torch.int64)),
+        dict(value=torch.zeros(2, 7, 4, 8)),
+        dict(value=torch.zeros(2, 8, 4, 8, dtype=torch.float16)),
+        dict(x=torch.randn(2, 1, 31)),
+        dict(x=torch.randn(1, 1, 32)),
+        dict(heads=8),
+        dict(heads=2**40),
+        dict(heads=0),
+        dict(window=9),
+        dict(window=0),
+        dict(window=-8),
+        dict(persistent=-60),
+        dict(persistent=1),
+        dict(persistent=2**62),
+        dict(out=torch.randn(33, 32)),
+        dict(out=torch.randn(32, 31)),
+    ],
+    ids=str,
+)
+def test_the_attention_kernel_refuses_arrays_that_are_too_small(wrong):
+    assert attend().shape == (2, 1, 32)
+    with pytest.raises(ValueError, match="refused its arguments"):
+        attend(**wrong)
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_the_step_kernel_refuses_vectors_that_are_too_small(which):
+    spec = MemorySpec(key_dim=4, value_dim=4, window=2)
+    state = spec.initial_state([torch.randn(3, 4, 16), torch.randn(3, 16, 4)], batch=2).clone()
+    matrices = [[x.contiguous() for x in xs] for xs in (state.weights, state.momentum, state.anchor)]
+    tensors = [torch.randn(6, 1, 4), torch.randn(6, 2, 4), torch.randn(6, 2, 4), torch.rand(6, 2, 1)]
+
+    def run():
+        query, keys, values, weight = tensors
+        return token.chain_step(spec, query, (keys, values), weight, (None, None), matrices, matrices[:2])
+
+    assert run().shape == (6, 1, 4)
+    if which == 0:  # y is made as long as the query
+        tensors[0] = torch.randn(6, 1, 3)
+    else:
+        tensors[which] = tensors[which][:5].contiguous()
+    with pytest.raises(ValueError, match="refused its arguments"):
+        run()
+
+
+def test_small_maps_refuse_arrays_that_are_too_small():
+    x, weight = torch.randn(1, 8), torch.randn(4, 8)
+    assert torch.allclose(token.linear(x, weight, None), x @ weight.T, atol=1e-5)
+    for call in (
+        lambda: token.linear(x[:, :7], weight, None),
+        lambda: token.linear(x, weight, torch.randn(3)),
+        lambda: token.norm(x, torch.randn(7), 1.0, 1e-6),
+        lambda: token.feed(x, torch.randn(15, 8), torch.randn(8, 8)),
+        lambda: token.join(x, x[:, :7], x, torch.randn(2, 8), torch.randn(2), False),
+        lambda: token.join(x, x, x, torch.randn(3, 8), torch.randn(3), False),
+        lambda: token.ends(torch.empty(0)),
+    ):
+        with pytest.raises(ValueError, match="refused its arguments"):
+            call()
+
+
+@pytest.mark.parametrize("rule", ["gd", "muon"])
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+def test_the_scan_kernels_refuse_every_array_that_is_too_small(rule, backward, monkeypatch):
+    """Each array of the call in turn is handed over one row short, while everything else stays as it is."""
+    spec = MemorySpec(key_dim=4, value_dim=4, chunk_size=4, rule=rule)
+    real, names = chain.call, set()
+
+    def call(name, kind, what, dtype, back, **arrays):
+        if back == backward and not names:
+            for key, value in arrays.items():
+                if isinstance(value, list) and value:
+                    short = [value[0].flatten()[:-1].contiguous(), *value[1:]]
+                elif not isinstance(value, list) and value.numel():
+                    short = value.flatten()[:-1].contiguous()
+                else:
+                    continue
+                with pytest.raises(ValueError, match="refused its arguments"):
+                    real(name, kind, what, dtype, back, **arrays | {key: short})
+                names.add(key)
+        real(name, kind, what, dtype, back, **arrays)
+
+    monkeypatch.setattr("mnemos.kernels.chain.call", call)
+    monkeypatch.setattr("mnemos.kernels.muon.call", call)
+    W0 = [torch.randn(2, 4, 16, requires_grad=True), torch.randn(2, 16, 4, requires_grad=True)]
+    q, k, v = torch.randn(3, 1, 13, 2, 4, requires_grad=True)
+    gates = Gates(lr=torch.rand(1, 13, 2), momentum=torch.rand(1, 13, 2), retain=torch.rand(1, 13, 2))
+    y, _ = scan(q, k, v, gates, spec.initial_state(W0, batch=1), spec, backend="cpp")
+    y.sum().backward()
+    assert len(names) >= (12 if backward else 10), sorted(names)

@@ -1,0 +1,163 @@
+"""States and caches from files: what does not fit is refused in one sentence, before any kernel sees it."""
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from mnemos.memory import MemoryState, NeuralMemory
+from mnemos.models import MnemosCache, MnemosConfig, MnemosForCausalLM
+
+BLOCKS = ("lmm", "mag", "mal", "mac", "qk", "swa", "attention")
+
+
+def model_of(layers: str) -> MnemosForCausalLM:
+    torch.manual_seed(0)
+    choices = dict(hidden_size=32, num_hidden_layers=2, vocab_size=64, num_attention_heads=4, num_persistent_tokens=2)
+    memory = {} if layers in ("qk", "swa", "attention") else {"memory": {"heads": 4, "chunk_size": 4}}
+    config = MnemosConfig(layers=layers, attention_window=8, segment_length=4, **choices, **memory)
+    return MnemosForCausalLM(config).eval()
+
+
+class File:
+    """A saved cache taken apart, and a way to write it back changed."""
+
+    def __init__(self, path, model: MnemosForCausalLM):
+        self.path, self.model = path, model
+        model.state(torch.randint(0, 64, (2, 11))).save(path)
+        with safe_open(path, "pt") as file:
+            self.header = file.metadata()
+            self.tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+    def load(self, tensors: dict | None = None, settings: dict | None = None, **header) -> MnemosCache:
+        states = json.loads(self.header["states"])
+        for place in states:
+            states[place] |= settings or {}
+        changed = self.header | {"states": json.dumps(states)} | header
+        save_file(self.tensors | (tensors or {}), self.path, changed)
+        return MnemosCache.load(self.path, self.model.config)
+
+    def named(self, ending: str) -> dict[str, torch.Tensor]:
+        return {name: x for name, x in self.tensors.items() if name.endswith(ending)}
+
+
+@pytest.fixture(params=BLOCKS)
+def saved(request, tmp_path) -> File:
+    return File(tmp_path / "cache.safetensors", model_of(request.param))
+
+
+def test_what_was_saved_continues_identically(saved):
+    ids, model = torch.randint(0, 64, (2, 1)), saved.model
+    cache = saved.load()
+    torch.manual_seed(0)
+    fresh = MnemosCache.load(saved.path, model.config)
+    with torch.no_grad():
+        assert torch.equal(model(ids, past_key_values=cache).logits, model(ids, past_key_values=fresh).logits)
+
+
+@pytest.mark.parametrize("position", [-1, -60, 2**63 - 1, 2**62])
+def test_a_position_that_no_sequence_has_is_refused(saved, position):
+    wrong = {name: torch.full_like(x, position) for name, x in saved.named(".position").items()}
+    with pytest.raises(ValueError, match="position"):
+        saved.load(wrong)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float32, torch.float64, torch.uint8])
+def test_positions_of_another_type_are_refused(saved, dtype):
+    with pytest.raises(ValueError, match=r"position is .* of torch\."):
+        saved.load({name: x.to(dtype) for name, x in saved.named(".position").items()})
+
+
+def test_layers_at_different_positions_are_refused(tmp_path):
+    saved = File(tmp_path / "a", model_of("mag"))
+    with pytest.raises(ValueError, match="different positions"):
+        saved.load({"1.attention.position": saved.tensors["1.attention.position"] + 1})
+
+
+@pytest.mark.parametrize(
+    "settings", [{"persistent": -60}, {"persistent": 2**40}, {"window": 1}, {"spare": 7}, {"a": 1}]
+)
+@pytest.mark.parametrize("layers", ["mag", "swa", "attention"])
+def test_settings_that_are_not_the_models_are_refused(layers, settings, tmp_path):
+    saved = File(tmp_path / "a", model_of(layers))
+    with pytest.raises(ValueError, match="AttentionCache has"):
+        saved.load(settings=settings)
+
+
+@pytest.mark.parametrize("layers", ["lmm", "mag", "mal", "mac"])
+def test_a_memory_of_other_heads_is_refused(layers, tmp_path):
+    saved = File(tmp_path / "a", model_of(layers))
+    fewer = {
+        name: x[:, :1].contiguous() for name, x in saved.tensors.items() if ".weights." in name or "anchor" in name
+    }
+    with pytest.raises(ValueError, match="1 heads, but the model's memory has 4"):
+        saved.load(fewer)
+
+
+def test_every_tensor_must_be_there_finite_and_of_its_shape(saved):
+    for name, x in list(saved.tensors.items()):
+        if not name.endswith(".position"):
+            if x.numel():
+                with pytest.raises(ValueError, match="not finite"):
+                    saved.load({name: torch.full_like(x, float("nan"))})
+            with pytest.raises(ValueError, match=r"floating-point|number types|numbers of type"):
+                saved.load({name: x.to(torch.int64)})
+        with pytest.raises(ValueError, match=r"fit its own header|holds no|position"):
+            saved.load({name: x.unsqueeze(0).contiguous()})
+        kept = saved.tensors.pop(name)
+        with pytest.raises(ValueError, match=r"fit its own header|holds no|position"):
+            saved.load()
+        saved.tensors[name] = kept
+
+
+def test_a_tensor_that_belongs_to_no_layer_is_refused(saved):
+    for name in ("7.memory.weights.0", "x", "0.memory", "-1.memory.weights.0", "0.other.key"):
+        with pytest.raises(ValueError, match=r"belongs to no layer|fit its own header"):
+            saved.load({name: torch.zeros(2)})
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"length": "-1"},
+        {"length": "1e400"},
+        {"length": '"x"'},
+        {"length": "true"},
+        {"length": "null"},
+        {"states": "[]"},
+        {"states": "{}"},
+        {"states": '{"0.memory": 3}'},
+        {"states": "[" * 100_000},
+        {"config": "{}"},
+        {"config": '{"num_hidden_layers": 1000000000}'},
+        {"config": '{"num_hidden_layers": "two"}'},
+        {"config": "3"},
+        {"config": '{"a":' * 3000 + "1" + "}" * 3000},
+    ],
+    ids=lambda header: str(header)[:40],
+)
+def test_a_broken_header_is_refused_in_one_sentence(header, tmp_path):
+    saved = File(tmp_path / "a", model_of("mag"))
+    with pytest.raises(ValueError) as refused:
+        saved.load(**header)
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 500
+
+
+def test_a_memory_state_of_a_file_is_finite_and_of_the_layer_that_reads_it(tmp_path):
+    memory = NeuralMemory(dim=32, heads=4, chunk_size=4, window=3)
+    memory.write(torch.randn(1, 7, 32)).save(tmp_path / "a")
+    with safe_open(tmp_path / "a", "pt") as file:
+        header, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    for name, x in tensors.items():
+        if x.is_floating_point():
+            save_file(tensors | {name: torch.full_like(x, float("inf"))}, tmp_path / "b", header)
+            with pytest.raises(ValueError, match="not finite"):
+                MemoryState.load(tmp_path / "b")
+    save_file(tensors | {"window_gate": tensors["window_gate"] + 2}, tmp_path / "b", header)
+    with pytest.raises(ValueError, match="window gates"):
+        MemoryState.load(tmp_path / "b")
+    save_file(tensors | {"position": torch.tensor([2**63 - 1])}, tmp_path / "b", header)
+    with pytest.raises(ValueError, match="beyond"):
+        MemoryState.load(tmp_path / "b")
