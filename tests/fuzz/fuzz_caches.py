@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from fuzz_files import parse, to_bytes
 from fuzz_mutations import mutated
-from fuzz_target import Mismatch, Target, check_finite, check_numbers
+from fuzz_target import Mismatch, Target, check_finite, check_numbers, check_positions
 
 from mnemos.models import MnemosCache, MnemosConfig, MnemosForCausalLM
 from mnemos.models.states import to_tensors
@@ -92,6 +92,7 @@ class Caches(Target):
         self.step("loaded")
         kept = tensors_of(cache)
         check_numbers(kept.values())
+        check_positions(kept)
         forked = MnemosCache.stack([cache, cache.clone()]).select([0, cache.batch]).fork(1)
         if forked.batch != 2 or cache.nbytes < 1 or cache.get_seq_length() < 0:
             raise Mismatch(f"stack and select of a cache gave {forked.batch} rows, length {cache.get_seq_length()}")

@@ -10,7 +10,7 @@ from random import Random
 import torch
 from fuzz_files import parse, to_bytes
 from fuzz_mutations import mutated
-from fuzz_target import Mismatch, Target, check_finite, check_numbers
+from fuzz_target import Mismatch, Target, check_finite, check_numbers, check_positions
 
 from mnemos.memory import Gates, MemoryState, NeuralMemory, scan, step
 from mnemos.memory.features import make_features
@@ -80,6 +80,7 @@ class States(Target):
         state = MemoryState.load(folder / "state", layer.spec if rng.random() < 0.5 else None)
         self.step("loaded")
         check_numbers(state._tensors().values())
+        check_positions(state._tensors())
         forked = MemoryState.stack([state, state.clone()]).select([0, state.batch])
         if forked.batch != 2 or forked.heads != state.heads or state.nbytes < 1:
             raise Mismatch(f"stack and select of a state gave {forked.batch} rows and {forked.heads} heads")
@@ -116,8 +117,6 @@ class States(Target):
         wrong = [n for n in own.keys() | found.keys() if own.get(n) != found.get(n) and not n.startswith("pairs.")]
         if wrong or state.spec != layer.spec:
             raise Mismatch(f"the layer took a state of another form: {', '.join(sorted(wrong)) or 'spec'}")
-        if state.position.dtype != torch.int64 or int(state.position.min()) < 0:
-            raise Mismatch(f"the layer took positions {state.position}")
 
     def by_its_spec(self, rng: Random, state: MemoryState) -> None:
         """The functions, by whatever spec the file has."""

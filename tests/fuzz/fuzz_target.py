@@ -61,6 +61,16 @@ def check_numbers(tensors: Iterable[Tensor]) -> None:
         raise Mismatch("a state with NaN or infinite numbers was loaded")
 
 
+def check_positions(tensors: dict[str, Tensor]) -> None:
+    """Loading refuses positions that are no int64, negative, or so large that counting on overflows."""
+    for name, x in tensors.items():
+        if name.split(".")[-1] == "position":
+            if x.dtype != torch.int64:
+                raise Mismatch(f"{name} of type {x.dtype} was loaded")
+            if int(x.min()) < 0 or int(x.max()) >= 2**62:
+                raise Mismatch(f"{name}={x.tolist()[:4]} was loaded")
+
+
 def check_finite(y: Tensor, *origin: Tensor) -> None:
     """Outputs are finite, unless what they come from was huge."""
     if bool(torch.isfinite(y).all()):
