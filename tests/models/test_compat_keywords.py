@@ -131,7 +131,7 @@ def test_the_issues_own_examples_are_refused_with_a_reason():
 def test_calls_refuse_what_they_lack_with_a_reason():
     x, ids = torch.randn(1, 5, 64), torch.randint(0, 20, (1, 5))
     memory, model = compat.NeuralMemory(dim=64), compat.AtlasLMM(**SMALL)
-    with pytest.raises(ValueError, match="does not support store_mask=.*: mask leaves tokens out"):
+    with pytest.raises(ValueError, match=r"does not support store_mask=.*: mask leaves tokens out"):
         memory(x, store_mask=torch.ones(1, 5))
     with pytest.raises(ValueError, match="does not support return_cache=True: give use_cache=True"):
         model(ids, return_cache=True)
@@ -176,7 +176,9 @@ def test_every_keyword_of_a_memory_has_an_effect(name):
 
 
 def test_nesterov_reaches_the_memory():
-    assert built("NeuralMemory", use_muon_optimizer=True) != built("NeuralMemory", use_muon_optimizer=True, muon_nesterov=True)
+    assert built("NeuralMemory", use_muon_optimizer=True) != built(
+        "NeuralMemory", use_muon_optimizer=True, muon_nesterov=True
+    )
 
 
 TRANSFORMER_VALUES = dict(

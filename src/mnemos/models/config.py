@@ -150,7 +150,9 @@ class MnemosConfig(PreTrainedConfig):
         unknown = sorted(set(self.memory or {}) - set(MEMORY_FIELDS))
         if unknown:
             names = [f"memory_{name}" for name in unknown]
-            close = [near for name in names for near in difflib.get_close_matches(name, (*FIELDS, *MEMORY_KEYWORDS), n=1)]
+            close = [
+                near for name in names for near in difflib.get_close_matches(name, (*FIELDS, *MEMORY_KEYWORDS), n=1)
+            ]
             hint = f". Did you mean {', '.join(close)}?" if close else ""
             raise ValueError(f"memory has no choice {', '.join(unknown)}; there are {', '.join(MEMORY_FIELDS)}{hint}")
         unknown = sorted(set(self.qk_projection or {}) - set(QK_FIELDS))
@@ -205,11 +207,11 @@ class MnemosConfig(PreTrainedConfig):
         """What every memory of the model is built from."""
         return NeuralMemoryConfig(self.hidden_size, **(self.memory or {}))
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in MEMORY_KEYWORDS:
-            choice = name.removeprefix("memory_")
-            raise ValueError(f"{name} is a keyword of MnemosConfig; later, set config.memory[{choice!r}]")
-        super().__setattr__(name, value)
+    def __setattr__(self, key: str, value: Any) -> None:
+        if key in MEMORY_KEYWORDS:
+            choice = key.removeprefix("memory_")
+            raise ValueError(f"{key} is a keyword of MnemosConfig; later, set config.memory[{choice!r}]")
+        super().__setattr__(key, value)
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):

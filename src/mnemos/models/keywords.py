@@ -7,7 +7,7 @@ import difflib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -37,7 +37,9 @@ def refuse_unknown(owner: str, given: Iterable[str], known: Iterable[str]) -> No
     unknown = [name for name in given if name not in known]
     if unknown:
         found = [difflib.get_close_matches(str(name), known, n=1) for name in unknown]
-        named = [f"{name!r:.80}" + (f" (did you mean {near[0]!r}?)" if near else "") for name, near in zip(unknown, found)]
+        named = [
+            f"{name!r:.80}" + (f" (did you mean {near[0]!r}?)" if near else "") for name, near in zip(unknown, found)
+        ]
         rest = "" if all(found) or len(known) > LISTED else f"; it takes {', '.join(known)}"
         raise ValueError(f"{owner} has no keyword {', '.join(named)}{rest}")
 
@@ -92,7 +94,7 @@ def strict(unsupported: Mapping[str, Unsupported] | None = None) -> Callable[[Fu
 
 
 @contextlib.contextmanager
-def renamed(names: Mapping[str, str]) -> Iterator[None]:
+def renamed(names: Mapping[str, str]) -> Generator[None]:
     """Errors raised inside speak of a keyword by the name it was given: `names` maps ours to theirs.
 
     >>> with renamed({"window": "context_window"}):

@@ -131,8 +131,8 @@ class TitansConfig(ForeignConfig):
             "initializer_range": self.init_std,
         }
         with renamed(TITANS_NAMES):
-            memory |= _hidden_width("memory_hidden_dim", self.memory_hidden_dim, self.d_model, memory)
-            return MnemosConfig(**fields | {"memory": memory} | overrides)
+            fields["memory"] = memory | _hidden_width("memory_hidden_dim", self.memory_hidden_dim, self.d_model, memory)
+            return MnemosConfig(**fields | overrides)
 
 
 @strict(unsupported.ATLAS_CONFIG)
@@ -212,12 +212,13 @@ class AtlasConfig(ForeignConfig):
             "hidden_size": "hidden_size" if self.d_model is None else "d_model",
             "window": "context_window_size" if self.context_window is None else "context_window",
         }
+        width, window = self.width, self.window
         with renamed(names):
-            heads = max(1, self.width // 64) if self.num_heads is None else self.num_heads
-            choices = self._memory(heads) | (memory or {})
+            heads = max(1, width // 64) if self.num_heads is None else self.num_heads
+            choices = self._memory(heads, window) | (memory or {})
             fields: dict[str, Any] = {
                 "layers": self.block,
-                "hidden_size": self.width,
+                "hidden_size": width,
                 "num_hidden_layers": self.num_layers,
                 "vocab_size": self.vocab_size,
                 "num_attention_heads": heads,
@@ -228,11 +229,12 @@ class AtlasConfig(ForeignConfig):
                 "intermediate_size": self.ffn_hidden_dim,
                 "dropout": self.dropout,
                 "initializer_range": self.init_std,
+                "memory": choices,
             }
-            return MnemosConfig(**fields | {"memory": choices} | overrides)
+            return MnemosConfig(**fields | overrides)
 
-    def _memory(self, heads: int) -> dict[str, Any]:
-        muon, window = self.use_muon_optimizer is not False, self.window
+    def _memory(self, heads: int, window: int) -> dict[str, Any]:
+        muon = self.use_muon_optimizer is not False
         has_momentum = self.use_momentum is not False
         self.refuse_without_effect(("muon_momentum", "muon_nesterov"), muon, "use_muon_optimizer=False")
         start = self._one_of("momentum_beta", "muon_momentum", None)
@@ -292,7 +294,8 @@ class AtlasConfig(ForeignConfig):
     def large(cls, **fields) -> AtlasConfig:
         """1024 wide, 24 layers, a window of 1024, degree 4 and memories of three maps."""
         return dataclasses.replace(
-            cls(hidden_size=1024, num_layers=24, memory_depth=3, polynomial_degree=4, context_window_size=1024), **fields
+            cls(hidden_size=1024, num_layers=24, memory_depth=3, polynomial_degree=4, context_window_size=1024),
+            **fields,
         )
 
 
@@ -315,7 +318,9 @@ TITANS_NAMES = {  # ours -> theirs
     "momentum": "use_momentum",
     "retain": "use_forget_gate",
 }
-ATLAS_NAMES = {name: TITANS_NAMES[name] for name in TITANS_NAMES if name not in ("hidden_size", "key_dim", "value_dim")} | {
+ATLAS_NAMES = {
+    name: TITANS_NAMES[name] for name in TITANS_NAMES if name not in ("hidden_size", "key_dim", "value_dim")
+} | {
     "dim": "hidden_size",
     "depth": "memory_depth",
     "expansion": "memory_hidden_size",

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 from torch import Tensor, nn
@@ -64,7 +64,7 @@ class ForeignModel(MnemosForCausalLM):
 
 
 @contextlib.contextmanager
-def traced(model: MnemosForCausalLM) -> Iterator[list[list[Trace]]]:
+def traced(model: MnemosForCausalLM) -> Generator[list[list[Trace]]]:
     """Every call of a memory inside records its trace: a list for each layer."""
     traces: list[list[Trace]] = [[] for _ in model.model.layers]
     hooks = []

@@ -209,7 +209,7 @@ class AtlasAttention(engine.NeuralMemory):
         super().__init__(config.translated().memory_config)
 
     @strict()
-    def forward(
+    def forward(  # ty: ignore[incompatible-method-override]
         self,
         hidden_states: Tensor,
         attention_mask: Tensor | None = None,
@@ -218,7 +218,7 @@ class AtlasAttention(engine.NeuralMemory):
     ):
         """(B, T, dim) -> (B, T, dim), and the state where asked for. attention_mask: (B, T), 0 for tokens to skip."""
         mask = None if attention_mask is None else attention_mask.to(torch.bool)
-        y, state = super().forward(hidden_states, memory_state, mask)
+        y, state, *_ = super().forward(hidden_states, memory_state, mask)
         return (y, state) if return_memory_state else y
 
 

@@ -124,7 +124,8 @@ class Transformer(ForeignModel):
             given["neural_memory_layers"] = [i - 1 for i in layers]
         ours = {name: given[theirs] for name, theirs in NAMES.items() if theirs in given}
         with renamed(NAMES | choices.sources):
-            return MnemosConfig(**{"layers": self.block, "memory": choices.fields} | ours | fields)
+            whole: dict[str, Any] = {"layers": self.block, "memory": choices.fields} | ours | fields
+            return MnemosConfig(**whole)
 
     def forward(self, input_ids: Tensor | None = None, *args, return_loss: bool = False, **kwargs):
         """As any model of ours; `return_loss=True` gives the loss of predicting every next token, alone."""

@@ -87,7 +87,8 @@ CONFIG = {
 }
 ATLAS_CONFIG = CONFIG | {
     "learnable_taylor_coeffs": Unsupported(
-        "the coefficients of the kernel are always learned; freeze the parameters named log_coefficients instead", (True,)
+        "the coefficients of the kernel are always learned; freeze the parameters named log_coefficients instead",
+        (True,),
     ),
 }
 
