@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 POLY_MODES = {
     "off": "identity",
     "elementwise": "elementwise",
-    "elementwise_concat": "elementwise_concat",
     "tensor": "tensor",
     "polysketch": "sketch",
+    "elementwise_concat": "elementwise_concat",
 }
 RENAMED = {
     "d_key": "key_dim",
@@ -140,7 +140,7 @@ class NeuralMemory(engine.NeuralMemory):
 
     Keywords: dim or d_model; heads, dim_head, d_key, d_value, num_memory_layers, memory_hidden_dim (of each head); use_momentum,
     use_forget_gate, use_l2_norm_keys, qk_rmsnorm, use_conv, use_qkv_convs, conv_kernel_size; omega_window, use_omega_gate,
-    poly_mode (off, elementwise, elementwise_concat, tensor, polysketch), poly_degree, poly_sketch_size; use_muon_optimizer,
+    poly_mode (off, elementwise, tensor, polysketch, elementwise_concat), poly_degree, poly_sketch_size; use_muon_optimizer,
     spectral_norm_surprises, muon_momentum, muon_nesterov; and every field of `NeuralMemoryConfig`.
 
     >>> memory = NeuralMemory(d_model=64, d_key=16, d_value=16, num_memory_layers=2, use_momentum=True, use_forget_gate=True)
