@@ -73,6 +73,22 @@ def test_titans_models_return_logits_and_memory_states_in_training_too(training)
 
 
 @pytest.mark.parametrize("make", [titans, lambda: compat.AtlasLMM(**SMALL)])
+def test_the_trainer_of_transformers_trains_and_evaluates(make, tmp_path):
+    pytest.importorskip("accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    rows = torch.randint(0, 20, (4, 9))
+    data = [{"input_ids": row, "attention_mask": torch.ones_like(row), "labels": row} for row in rows]
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=1, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True
+    )
+    trainer = Trainer(model=make(), args=arguments, train_dataset=data, eval_dataset=data)
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] < 6
+    assert trainer.predict(data).predictions.shape == (4, 9, 20)
+
+
+@pytest.mark.parametrize("make", [titans, lambda: compat.AtlasLMM(**SMALL)])
 @pytest.mark.parametrize("option", [dict(temperature=1.0), dict(top_k=15), dict(top_p=0.99)])
 def test_generate_samples_when_a_sampling_option_is_given(make, option):
     model, ids = make().eval(), torch.randint(0, 20, (1, 3))

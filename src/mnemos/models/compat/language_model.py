@@ -30,9 +30,24 @@ CALL = (  # what transformers itself passes to a model, beside the arguments of 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 
 
+def extends(base):
+    """Give a `forward` with *args and **kwargs the signature of `base`'s, and its own keywords: transformers' Trainer looks for labels."""
+
+    def decorate(forward):
+        *parameters, kwargs = inspect.signature(base.forward).parameters.values()
+        names = {parameter.name for parameter in parameters}
+        own = inspect.signature(forward).parameters.values()
+        parameters += [p for p in own if p.kind is inspect.Parameter.KEYWORD_ONLY and p.name not in names]
+        forward.__signature__ = inspect.Signature([*parameters, kwargs])
+        return forward
+
+    return decorate
+
+
 class ForeignModel(MnemosForCausalLM):
     """What all models of other names share: checked keywords, `return_surprises`, and sampling where its options are given."""
 
+    @extends(MnemosForCausalLM)
     def forward(self, input_ids: Tensor | None = None, *args, return_surprises: bool = False, **kwargs):
         """As any model of ours. `return_surprises=True` adds `surprises`: for each layer its memory's `Surprises`, or None."""
         kwargs = accept(f"{type(self).__name__}.forward", kwargs, CALL, unsupported.MODEL_CALL)
@@ -112,6 +127,7 @@ class FromConfig(ForeignModel):
             if isinstance(module, nn.Linear) and id(module) not in gates:
                 nn.init.normal_(module.weight, std=self.config.initializer_range)
 
+    @extends(ForeignModel)
     def forward(self, *args, memory_states=None, **kwargs):
         """As any model of ours; logits and memory_states are returned while training too. memory_states: as an earlier call returned."""
         if memory_states is not None:

@@ -225,7 +225,8 @@ class AtlasAttention(engine.NeuralMemory):
 class AtlasMemoryUpdate(nn.Module):
     """One write of the Omega rule into any network, by Muon or by gradient descent, as the config says.
 
-    The layers of our models do the same for every token, window and head at once: this is the rule alone, for networks of your own.
+    The layers of our models do the same for every token, window and head at once, and forget: this is the rule alone, for networks of
+    your own.
 
     >>> from mnemos.compat import AtlasConfig
     >>> update = AtlasMemoryUpdate(AtlasConfig(hidden_size=64, learning_rate_inner=0.1, momentum_beta=0.9))
@@ -241,7 +242,7 @@ class AtlasMemoryUpdate(nn.Module):
         choices = config.translated().memory_config
         self.rule, self.lr, self.momentum = choices.rule, choices.lr_start, choices.momentum_start
         self.steps, self.coefficients = choices.ns_steps, NS_COEFFICIENTS[choices.ns_coefficients]
-        self.has_momentum = choices.momentum
+        self.has_momentum, self.nesterov = choices.momentum, getattr(choices, "nesterov", False)
 
     def compute_attentional_bias(self, memory: nn.Module, keys: Tensor, values: Tensor) -> Tensor:
         """‖memory(k) - v‖²: keys (..., d_in), values (..., d_out) -> (...)."""
@@ -266,7 +267,8 @@ class AtlasMemoryUpdate(nn.Module):
         gradients = dict(zip(named, torch.autograd.grad(total, list(named.values()))))
         decay = self.momentum if momentum and self.has_momentum else 0.0
         sums = {name: g + decay * (momentum or {}).get(name, torch.zeros_like(g)) for name, g in gradients.items()}
-        steps = {name: self._step(s) for name, s in sums.items()}
+        ahead = {name: gradients[name] + self.momentum * s for name, s in sums.items()} if self.nesterov else sums
+        steps = {name: self._step(s) for name, s in ahead.items()}
         return {name: w.detach() - self.lr * steps[name] for name, w in named.items()}, sums
 
     def _step(self, s: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..config import FIELDS, MEMORY_KEYWORDS, MnemosConfig
 from ..keywords import Unsupported, accept, renamed
 from . import unsupported
-from .language_model import ForeignModel
+from .language_model import ForeignModel, extends
 from .memory import OMEGA, translate_memory
 
 NAMES = {  # ours -> theirs
@@ -127,6 +127,7 @@ class Transformer(ForeignModel):
             whole: dict[str, Any] = {"layers": self.block, "memory": choices.fields} | ours | fields
             return MnemosConfig(**whole)
 
+    @extends(ForeignModel)
     def forward(self, input_ids: Tensor | None = None, *args, return_loss: bool = False, **kwargs):
         """As any model of ours; `return_loss=True` gives the loss of predicting every next token, alone."""
         if return_loss:
