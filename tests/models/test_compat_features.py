@@ -57,6 +57,13 @@ def test_a_titans_model_returns_surprises_beside_its_loss():
     out.loss.backward()
 
 
+def test_newton_schulz_steps_can_be_set_at_a_call():
+    memory, x = compat.NeuralMemory(dim=32, use_muon_optimizer=True, chunk_size=4), torch.randn(1, 9, 32)
+    assert torch.equal(memory(x, ns_steps=5)[0], memory(x)[0]) and not torch.equal(
+        memory(x, ns_steps=1)[0], memory(x)[0]
+    )
+
+
 # Outputs and generation
 
 

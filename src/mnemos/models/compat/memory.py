@@ -168,6 +168,7 @@ class NeuralMemory(engine.NeuralMemory):
         return_memory_state: bool = True,
         detach_mem_state: bool = False,
         return_surprises: bool = False,
+        ns_steps: int | None = None,
     ):
         """x (B, T, dim) -> y (B, T, dim) and the state; with `return_surprises`, also the `Surprises` of every token."""
         if state is not None and memory_state is not None:
@@ -175,7 +176,8 @@ class NeuralMemory(engine.NeuralMemory):
         if trace and return_surprises:
             raise ValueError("trace=True has the surprises too: leave return_surprises out")
         state = memory_state if state is None else state
-        y, state, *record = super().forward(x, state, mask, cu_seqlens, trace or return_surprises)
+        steps = {} if ns_steps is None else {"ns_steps": ns_steps}
+        y, state, *record = super().forward(x, state, mask, cu_seqlens, trace or return_surprises, **steps)
         kept = (state.detach() if detach_mem_state else state) if return_memory_state else None
         return y, kept, *([Surprises.of(record)] if return_surprises else record)
 
