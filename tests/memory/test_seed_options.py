@@ -1,0 +1,121 @@
+"""Options that the seed repositories have: surprise by norms, concatenated powers, Polar Express, Nesterov, lr inside the accumulator,
+more Newton–Schulz iterations at call time. Each is the same function in reference, scan and step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import Case, grid, inputs
+from layers import CASES, DIM, HEADS, T, build, some
+
+from helpers import assert_close_rms
+from mnemos.memory import MemorySpec, MemoryState, NeuralMemory, reference_scan
+from mnemos.memory.trace import traced_scan
+
+f64 = torch.float64
+
+
+# Surprise as norms of the gradient and of the accumulator -------------------------------------------------------------
+
+
+def norm_of(state: MemoryState, matrices: list[torch.Tensor], listed: torch.Tensor | None, features) -> torch.Tensor:
+    """Frobenius norm over all maps, (B, H); `listed` (B, n, H, P) is a list over the keys of the state."""
+    total = sum(m.square().sum((-2, -1)) for m in matrices) if matrices else 0.0
+    if listed is not None:
+        key, held = state.pairs.key.transpose(1, 2), listed[..., : state.spec.pair_dim - state.spec.normalize]
+        held = held.transpose(1, 2)
+        scores = key @ key.mT
+        offset = getattr(features, "offset", None)
+        scores = scores if offset is None else scores + offset[:, None, None]
+        total = total + (held * (scores.exp() @ held)).sum((-2, -1))
+    return total.sqrt()
+
+
+def reference_norms(x, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    """Norms of G_t and S_t, read off the reference's states token by token: S_t = momentum_t S_{t-1} - lr_t G_t."""
+    spec, gates = case.spec, x.gates
+    state, gradients, accumulators = x.state(spec), [], []
+    for t in range(x.k.shape[1]):
+        part = slice(t, t + 1)
+        one = gates.map(lambda g, part=part: g[:, part])
+        _, new = reference_scan(x.q[:, part], x.k[:, part], x.v[:, part], one, state, spec, x.features)
+
+        def scalar(name: str, default: float, one=one) -> torch.Tensor:
+            value = getattr(one, name)
+            return torch.full_like(one.lr[:, 0], default) if value is None else value[:, 0]
+
+        def moved(new_S, old_S, new_W, old_W, factor):
+            """S_t and momentum S_{t-1}; without an accumulator S_t is what W_t has gained."""
+            if spec.momentum:
+                return new_S, factor(scalar("momentum", 0.0)) * old_S
+            return new_W - factor(scalar("retain", 1.0)) * old_W, torch.zeros_like(new_W)
+
+        matrix, entry = (lambda g: g[..., None, None]), (lambda g: g[:, None, :, None])
+        blank = [None] * len(new.weights)
+        pairs = [
+            moved(s, old, w, before, matrix)
+            for s, old, w, before in zip(new.momentum or blank, state.momentum or blank, new.weights, state.weights)
+        ]
+        S, kept = [a for a, _ in pairs], [b for _, b in pairs]
+        listed = listed_kept = None
+        if spec.grows:
+            old = state.pairs.resized(new.pairs.length)
+            listed, listed_kept = moved(new.pairs.momentum, old.momentum, new.pairs.weight, old.weight, entry)
+        lr = one.lr[:, 0] if spec.rule == "gd" else torch.ones_like(one.lr[:, 0])
+        G = [a - b for a, b in zip(kept, S)]
+        listed_G = None if listed is None else listed_kept - listed
+        gradients.append(norm_of(new, G, listed_G, x.features) / lr)
+        accumulators.append(norm_of(new, S, listed, x.features))
+        state = new
+    return torch.stack(gradients, 1), torch.stack(accumulators, 1)
+
+
+# muon without an accumulator has no state that its gradients can be read off
+TRACED = [
+    *[case for case in grid() if case.spec.momentum or case.spec.rule == "gd"][::3],
+    Case(MemorySpec(4, 3, structure="linear", objective="dot", features="exp", normalize=True), ("momentum", "gate")),
+    Case(MemorySpec(4, 4, expansion=2, features="exp", window=3, chunk_size=4)),
+    Case(MemorySpec(4, 4, expansion=2, window=3, chunk_size=128, rule="muon", commit_every=4)),
+]
+
+
+@pytest.mark.parametrize("case", TRACED, ids=str)
+def test_traced_norms_are_those_of_the_gradients_and_accumulators_of_the_reference(case):
+    x = inputs(case, length=13)
+    if not x.W0:
+        start = case.spec.initial_state([], 2, 3, f64)
+        x.state = lambda spec: start
+    expected = reference_norms(x, case)
+    position = torch.arange(13).expand(2, 13)
+    *_, trace = traced_scan(x.q, x.k, x.v, x.gates, x.state(case.spec), case.spec, x.features, None, position)
+    assert_close_rms(trace.gradient_norm, expected[0], 1e-8, "gradient_norm")
+    assert_close_rms(trace.momentum_norm, expected[1], 1e-8, "momentum_norm")
+
+
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_traced_norms_skip_masked_tokens_and_continue_from_a_state(case):
+    mem, x = build(case), some(2, T, DIM)
+    mask = torch.rand(2, T, generator=torch.Generator().manual_seed(1)) < 0.7
+    _, before = mem(some(2, 3, DIM, seed=2))
+    *_, end, trace = mem(x, before, mask, trace=True)
+    assert trace.gradient_norm.shape == trace.momentum_norm.shape == (2, T, HEADS)
+    assert (trace.gradient_norm[~mask] == 0).all() and (trace.momentum_norm[~mask] == 0).all()
+    if end.momentum:
+        for row in range(2):
+            last = int(mask[row].nonzero().max())
+            held = sum(s[row].square().sum((-2, -1)) for s in end.momentum).sqrt()
+            assert_close_rms(trace.momentum_norm[row, last], held, 1e-8, "momentum after the last token")
+    for row in range(2):  # each row by itself, its masked tokens taken out
+        mine = mem(x[row : row + 1, mask[row]], before.select([row]), trace=True)[-1]
+        assert_close_rms(trace.gradient_norm[row, mask[row]], mine.gradient_norm[0], 1e-8, "gradient_norm")
+        assert_close_rms(trace.momentum_norm[row, mask[row]], mine.momentum_norm[0], 1e-8, "momentum_norm")
+
+
+def test_a_repeated_sequence_surprises_less_by_every_measure():
+    torch.manual_seed(0)
+    mem = NeuralMemory(64, heads=1, chunk_size=8)
+    x = some(1, 8, 64, dtype=torch.float32).repeat(1, 16, 1)
+    *_, trace = mem(x, trace=True)
+    assert not trace.gradient_norm.requires_grad
+    for norm in (trace.gradient_norm, trace.momentum_norm):
+        assert norm[:, -16:].mean() < 0.7 * norm[:, :16].mean()
