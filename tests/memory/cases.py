@@ -177,7 +177,13 @@ def grid() -> list[Case]:
             cases.append(
                 Case(spec, ("retain", "gate", "lag") if not spec.momentum else ("momentum", "retain", "decay"))
             )
-    for features, degree in [("elementwise", 3), ("monomials", 2), ("tensor", 2), ("sketch", 3)]:
+    for features, degree in [
+        ("elementwise", 3),
+        ("elementwise_concat", 3),
+        ("monomials", 2),
+        ("tensor", 2),
+        ("sketch", 3),
+    ]:
         for structure, window in [("linear", 1), ("mlp", 4), ("gated_mlp", 1)]:
             spec = MemorySpec(
                 key_dim=3,

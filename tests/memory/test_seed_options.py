@@ -9,10 +9,21 @@ from cases import Case, grid, inputs
 from layers import CASES, DIM, HEADS, T, build, some
 
 from helpers import assert_close_rms
+from mnemos.eval.capacity import measured_rank, theoretical_rank
 from mnemos.memory import MemorySpec, MemoryState, NeuralMemory, reference_scan
 from mnemos.memory.trace import traced_scan
 
 f64 = torch.float64
+
+
+# Concatenated powers (the engine's grid and tests/memory/test_features.py have them too) -------------------------------
+
+
+@pytest.mark.parametrize("unit", [True, False])
+def test_concatenated_powers_have_rank_p_times_d_on_unit_keys_too(unit):
+    torch.manual_seed(0)
+    spec = MemorySpec(5, 5, structure="linear", features="elementwise_concat", degree=3)
+    assert measured_rank(spec, unit) == theoretical_rank(spec, unit) == 15
 
 
 # Surprise as norms of the gradient and of the accumulator -------------------------------------------------------------

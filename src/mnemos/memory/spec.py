@@ -60,8 +60,8 @@ class MemorySpec:
 
     key_dim, value_dim: per head, before the feature map.
     structure: "linear", "mlp", "gated_mlp" or a registered name; `depth` maps, hidden width round(expansion * value_dim).
-    objective: "l2" or "dot". rule: "gd" or "muon". features: "identity", "elementwise", "monomials", "tensor", "sketch"
-    or a registered name, of `degree`, with `feature_dim` outputs where the map has a choice; or "exp", the kernel exp(q·k),
+    objective: "l2" or "dot". rule: "gd" or "muon". features: "identity", "elementwise", "elementwise_concat", "monomials",
+    "tensor", "sketch" or a registered name, of `degree`, with `feature_dim` outputs where the map has a choice; or "exp", the kernel exp(q·k),
     whose first fast map is a list that grows by a pair per token ("linear" or "mlp" under "gd"; W0 omits that map).
     normalize: divide what is read by the same sum over values of 1: softmax attention ("linear", "dot" and "exp" only).
     skip: False leaves out the residual of structures that have one.
