@@ -204,6 +204,7 @@ def grid() -> list[Case]:
         {"key_dim": 3, "value_dim": 5},
         {"rule": "muon", "read": "before"},
         {"rule": "muon", "ns_coefficients": "convergent", "ns_steps": 3},
+        {"rule": "muon", "ns_coefficients": "polar_express", "ns_steps": 4},
         {"rule": "muon", "objective": "dot", "commit_every": 2},
         {"window": 6, "objective": "dot", "read": "before"},
         {"structure": "gated_mlp", "objective": "dot", "window": 3},

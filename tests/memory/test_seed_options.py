@@ -10,7 +10,8 @@ from layers import CASES, DIM, HEADS, T, build, some
 
 from helpers import assert_close_rms
 from mnemos.eval.capacity import measured_rank, theoretical_rank
-from mnemos.memory import MemorySpec, MemoryState, NeuralMemory, reference_scan
+from mnemos.memory import MemorySpec, MemoryState, NeuralMemory, newton_schulz, reference_scan
+from mnemos.memory.spec import NS_COEFFICIENTS
 from mnemos.memory.trace import traced_scan
 
 f64 = torch.float64
@@ -24,6 +25,71 @@ def test_concatenated_powers_have_rank_p_times_d_on_unit_keys_too(unit):
     torch.manual_seed(0)
     spec = MemorySpec(5, 5, structure="linear", features="elementwise_concat", degree=3)
     assert measured_rank(spec, unit) == theoretical_rank(spec, unit) == 15
+
+
+# Polar Express (the engine's grid has it too) ---------------------------------------------------------------------------
+
+
+def of_singular_values(values: torch.Tensor, columns: int) -> torch.Tensor:
+    """A random matrix (n, columns) with these n singular values, scaled to a largest of 1 / sqrt(n): Frobenius norm at most 1."""
+    n = len(values)
+    U, V = (torch.linalg.qr(torch.randn(m, n, dtype=values.dtype))[0] for m in (n, columns))
+    return (U * values) @ V.mT
+
+
+@pytest.mark.parametrize(("steps", "error"), [(5, 0.16), (6, 0.006), (8, 1e-9)])
+@pytest.mark.parametrize("columns", [24, 100])
+def test_polar_express_brings_singular_values_of_a_thousandth_to_one(steps, error, columns):
+    torch.manual_seed(0)
+    S = of_singular_values(torch.logspace(-3, 0, 24, dtype=f64), columns)
+    S = S / S.norm()
+    values = torch.linalg.svdvals(S)
+    assert values.min() < 1e-3 < values.max()
+    found, muon = (
+        torch.linalg.svdvals(newton_schulz(S, steps, NS_COEFFICIENTS[name])) for name in ("polar_express", "muon")
+    )
+    inside = values > 1e-3  # the interval that the coefficients are made for
+    assert (found[inside] - 1).abs().max() < error
+    assert (found[inside] - 1).square().mean() < 0.5 * (muon[inside] - 1).square().mean()
+    assert found.min() > muon.min()
+
+
+def test_five_iterations_of_polar_express_do_what_the_documents_claim():
+    s = torch.linspace(0, 1, 200_001, dtype=f64)
+    x = s
+    for a, b, c in NS_COEFFICIENTS["polar_express"][:5]:
+        x = a * x + b * x**3 + c * x**5
+    assert x.min() >= 0 and x.max() < 1.13 and x[s >= 1e-3].min() > 0.84
+    assert x[s >= 0.01].min() > 0.87 and x[s > 0.0008].min() > 0.68
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, f64])
+@pytest.mark.parametrize("columns", [8, 64])
+def test_polar_express_stays_bounded_for_matrices_of_rank_one_and_full_rank(dtype, columns):
+    """A singular value 2 % above 1 would diverge; the safety factor keeps rounding from it."""
+    torch.manual_seed(0)
+    one = torch.randn(5, 8, 1, dtype=dtype) @ torch.randn(5, 1, columns, dtype=dtype)
+    for S in (one, torch.randn(5, 8, columns, dtype=dtype)):
+        for scale in (1e-6, 1.0, 1e6):
+            step = newton_schulz(scale * S, 10, NS_COEFFICIENTS["polar_express"])
+            assert abs(torch.linalg.matrix_norm(step, 2).max().item() - 1) < 1e-3
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (6, 4), (3, 3), (3, 12)])
+def test_polar_express_has_exact_gradients_and_takes_no_step_from_zero(shape):
+    torch.manual_seed(0)
+    schedule = NS_COEFFICIENTS["polar_express"]
+    S = torch.zeros(2, *shape, dtype=f64, requires_grad=True)
+    step = newton_schulz(S, 5, schedule)
+    (gradient,) = torch.autograd.grad(step.sum(), S)
+    assert not step.any() and not gradient.any()
+    S = torch.randn(2, *shape, dtype=f64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: newton_schulz(x, 5, schedule), (S,), atol=1e-6, rtol=1e-5)
+
+
+def test_the_paths_of_one_polynomial_and_of_a_schedule_of_it_are_the_same():
+    S = torch.randn(3, 4, 6, dtype=f64)
+    assert torch.equal(newton_schulz(S, 5, (3.4445, -4.7750, 2.0315)), newton_schulz(S, 5, NS_COEFFICIENTS["muon"]))
 
 
 # Surprise as norms of the gradient and of the accumulator -------------------------------------------------------------

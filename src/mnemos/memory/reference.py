@@ -198,13 +198,14 @@ def _per_head(gate: Tensor, w: Tensor) -> Tensor:
 
 def _newton_schulz(S: Tensor, spec: MemorySpec) -> Tensor:
     """Textbook Newton–Schulz on each (d_in, d_out) matrix by itself."""
-    a, b, c = NS_COEFFICIENTS[spec.ns_coefficients]
+    schedule = NS_COEFFICIENTS[spec.ns_coefficients]
     norm = S.square().sum((-2, -1), keepdim=True)
     alive = norm >= 1e-14
     X = S / torch.where(alive, norm, torch.ones_like(norm)).sqrt()
     if S.shape[-2] > S.shape[-1]:
         X = X.mT
-    for _ in range(spec.ns_steps):
+    for i in range(spec.ns_steps):
+        a, b, c = schedule[min(i, len(schedule) - 1)]
         XX = X @ X.mT
         X = a * X + (b * XX + c * XX @ XX) @ X
     if S.shape[-2] > S.shape[-1]:
