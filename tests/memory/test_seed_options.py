@@ -3,6 +3,8 @@ more Newton–Schulz iterations at call time. Each is the same function in refer
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from cases import Case, grid, inputs
@@ -10,7 +12,7 @@ from layers import CASES, DIM, HEADS, T, build, some
 
 from helpers import assert_close_rms
 from mnemos.eval.capacity import measured_rank, theoretical_rank
-from mnemos.memory import MemorySpec, MemoryState, NeuralMemory, newton_schulz, reference_scan
+from mnemos.memory import MemorySpec, MemoryState, NeuralMemory, newton_schulz, reference_scan, scan, step
 from mnemos.memory.spec import NS_COEFFICIENTS
 from mnemos.memory.trace import traced_scan
 
@@ -90,6 +92,73 @@ def test_polar_express_has_exact_gradients_and_takes_no_step_from_zero(shape):
 def test_the_paths_of_one_polynomial_and_of_a_schedule_of_it_are_the_same():
     S = torch.randn(3, 4, 6, dtype=f64)
     assert torch.equal(newton_schulz(S, 5, (3.4445, -4.7750, 2.0315)), newton_schulz(S, 5, NS_COEFFICIENTS["muon"]))
+
+
+# More Newton–Schulz iterations at call time -------------------------------------------------------------------------------
+
+
+def long_and_short(**more) -> tuple[NeuralMemory, NeuralMemory]:
+    """One layer with the specs of 5 and of 9 iterations."""
+    return build("atlas", ns_coefficients="convergent", **more), build(
+        "atlas", ns_coefficients="convergent", ns_steps=9, **more
+    )
+
+
+def test_more_iterations_at_call_time_are_those_of_a_layer_with_more_iterations():
+    five, nine = long_and_short()
+    x = some(2, T, DIM)
+    expected, end = nine(x)
+    y, state = five(x, ns_steps=9)
+    assert torch.equal(y, expected) and state.spec == five.spec != end.spec
+    assert not torch.allclose(y, five(x)[0])
+    first, state = five(x[:, :7], ns_steps=9)  # scan, then token by token, then a trace
+    parts = [first]
+    with torch.no_grad():
+        for t in range(7, 13):
+            y, state = five(x[:, t : t + 1], state, ns_steps=9)
+            parts.append(y)
+    y, state, _ = five(x[:, 13:], state, trace=True, ns_steps=9)
+    assert_close_rms(torch.cat([*parts, y], 1), expected, 1e-10, "y")
+    for a, b in zip(five.write(x, ns_steps=9).weights, end.weights):
+        assert_close_rms(a, b, 1e-10, "weights")
+
+
+def test_a_state_written_with_more_iterations_continues_under_the_layers_own_spec():
+    five, nine = long_and_short()
+    x, mask = some(2, T, DIM), torch.rand(2, T, generator=torch.Generator().manual_seed(1)) < 0.7
+    _, state = five(x, None, mask, ns_steps=9)
+    _, other = nine(x, None, mask)
+    assert state.spec == five.spec
+    expected, _ = five(x, dataclasses.replace(other, spec=five.spec))
+    assert_close_rms(five(x, state)[0], expected, 1e-10, "y")
+
+
+@pytest.mark.parametrize("function", [scan, reference_scan])
+def test_an_engine_call_may_override_the_iterations_of_a_states_spec(function):
+    case = Case(MemorySpec(4, 4, expansion=2, rule="muon", window=3, chunk_size=8, commit_every=4))
+    more = case.spec.with_ns_steps(7)
+    x = inputs(case)
+    y, state = function(x.q, x.k, x.v, x.gates, x.state(case.spec), more)
+    expected, other = function(x.q, x.k, x.v, x.gates, x.state(more), more)
+    assert torch.equal(y, expected) and state.spec == case.spec and other.spec == more
+    one = x.gates.map(lambda g: g[:, :1])
+    y, state = step(x.q[:, :1], x.k[:, :1], x.v[:, :1], one, state, more)
+    assert state.spec == case.spec
+
+
+def test_iterations_at_call_time_need_muon_and_a_sensible_number():
+    with pytest.raises(ValueError, match="ns_steps=9 goes with rule='muon' only, not rule='gd'"):
+        build("titans")(some(2, T, DIM), ns_steps=9)
+    with pytest.raises(ValueError, match="ns_steps=9 goes with rule='muon' only"):
+        build("titans").write(some(2, T, DIM), ns_steps=9)
+    for steps in (0, 65, 2.5, True):
+        with pytest.raises(ValueError, match=r"ns_steps=.* must be a whole number >= 1 and <= 64"):
+            build("atlas")(some(2, T, DIM), ns_steps=steps)
+    atlas = build("atlas")
+    with pytest.raises(ValueError, match="another spec"):
+        state = atlas(some(2, T, DIM))[1]
+        x = inputs(Case(state.spec), heads=HEADS)
+        scan(x.q, x.k, x.v, x.gates, state, dataclasses.replace(state.spec, window=4), x.features)
 
 
 # Surprise as norms of the gradient and of the accumulator -------------------------------------------------------------

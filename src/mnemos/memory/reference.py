@@ -179,7 +179,7 @@ class _Row:
             key, held = self.listed.unsqueeze(0).transpose(1, 2), first[1] if spec.momentum else None
             pairs = Pairs(key, first[0], held, first[0] if aligned else first[2])
         return MemoryState(
-            spec=spec,
+            spec=like.spec,
             weights=weights,
             momentum=momentum if spec.momentum else [],
             anchor=anchor,

@@ -241,6 +241,15 @@ class MemorySpec:
         """(d_in, d_out) of every fast map that is a matrix: all but the first of a growing memory."""
         return tuple(self.network.shapes()[1 if self.grows else 0 :])
 
+    def with_ns_steps(self, ns_steps: int) -> MemorySpec:
+        """The same memory with another number of Newton–Schulz iterations; for rule "muon" only.
+
+        `scan` and `step` take it for a state of the spec it comes from, and return a state of that spec.
+        """
+        if self.rule != "muon":
+            raise ValueError(f"ns_steps={ns_steps!r:.40} goes with rule='muon' only, not rule={self.rule!r}")
+        return dataclasses.replace(self, ns_steps=ns_steps)
+
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
