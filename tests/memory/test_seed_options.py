@@ -4,7 +4,9 @@ more Newton–Schulz iterations at call time. Each is the same function in refer
 from __future__ import annotations
 
 import dataclasses
+import re
 
+import loops
 import pytest
 import torch
 from cases import Case, grid, inputs
@@ -12,7 +14,7 @@ from layers import CASES, DIM, HEADS, T, build, some
 
 from helpers import assert_close_rms
 from mnemos.eval.capacity import measured_rank, theoretical_rank
-from mnemos.memory import MemorySpec, MemoryState, NeuralMemory, newton_schulz, reference_scan, scan, step
+from mnemos.memory import Gates, MemorySpec, MemoryState, NeuralMemory, newton_schulz, reference_scan, scan, step
 from mnemos.memory.spec import NS_COEFFICIENTS
 from mnemos.memory.trace import traced_scan
 
@@ -92,6 +94,117 @@ def test_polar_express_has_exact_gradients_and_takes_no_step_from_zero(shape):
 def test_the_paths_of_one_polynomial_and_of_a_schedule_of_it_are_the_same():
     S = torch.randn(3, 4, 6, dtype=f64)
     assert torch.equal(newton_schulz(S, 5, (3.4445, -4.7750, 2.0315)), newton_schulz(S, 5, NS_COEFFICIENTS["muon"]))
+
+
+# Nesterov, and lr inside the accumulator (the engine's grid has them too) -----------------------------------------------------
+
+
+@pytest.mark.parametrize(("commit", "chunk"), [(1, 8), (4, 8), (8, 8)])
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_muon_is_its_formula_with_and_without_nesterov_and_with_lr_inside_or_outside(commit, chunk, inside, nesterov):
+    torch.manual_seed(0)
+    q, k, v = loops.tokens()
+    lr, momentum, retain, strength, W0 = (
+        loops.gate(low=0.1, high=0.5),
+        loops.gate(low=0.5),
+        loops.gate(low=0.8),
+        loops.gate(low=0.2),
+        loops.normal(loops.H, loops.D, loops.E),
+    )
+    leaves = loops.track(q=q, k=k, v=v, lr=lr, momentum=momentum, retain=retain, gate=strength, W0=W0)
+    options = {"lr_position": "inside", "step_size": 0.3} if inside else {}
+    spec = MemorySpec(
+        loops.D,
+        loops.E,
+        structure="linear",
+        rule="muon",
+        chunk_size=chunk,
+        commit_every=commit,
+        window=3,
+        nesterov=nesterov,
+        **options,
+    )
+    actual = loops.run(spec, q, k, v, Gates(lr=lr, momentum=momentum, retain=retain, gate=strength), [W0])
+    (W,), ys = loops.rows([W0]), []
+    S = torch.zeros_like(W)
+    for t in range(loops.T):
+        if t % chunk == 0:
+            anchor = W
+        G = torch.zeros_like(W)
+        for i in range(max(0, t - 2), t + 1):
+            error = loops.apply(k[:, i], anchor) - v[:, i]
+            G = G + loops.scalar(strength[:, i]) * loops.outer(k[:, i], error)
+        if inside:
+            G = loops.scalar(lr[:, t]) * G
+        m = loops.scalar(momentum[:, t])
+        S = m * S - G
+        W = loops.scalar(retain[:, t]) * W
+        if (t + 1) % commit == 0:
+            along = m * S - G if nesterov else S
+            W = W + (0.3 if inside else loops.scalar(lr[:, t])) * newton_schulz(along, 5, NS_COEFFICIENTS["muon"])
+        ys.append(loops.apply(q[:, t], W))
+    loops.assert_same(actual, (torch.stack(ys, 1), [W]), leaves, 1e-9)
+
+
+def test_nesterov_without_momentum_is_plain_muon():
+    case = Case(MemorySpec(4, 4, expansion=2, rule="muon", chunk_size=8, commit_every=2, nesterov=True), ("retain",))
+    plain = dataclasses.replace(case.spec, nesterov=False)
+    x = inputs(case)
+    y, _ = scan(x.q, x.k, x.v, x.gates, x.state(case.spec), case.spec)
+    expected, _ = scan(x.q, x.k, x.v, x.gates, x.state(plain), plain)
+    assert_close_rms(y, expected, 1e-9, "y")
+
+
+def test_inside_the_accumulator_only_the_ratio_of_learning_rates_counts():
+    case = Case(MemorySpec(4, 4, expansion=2, rule="muon", chunk_size=8, commit_every=2, lr_position="inside"))
+    x = inputs(case)
+    y, _ = scan(x.q, x.k, x.v, x.gates, x.state(case.spec), case.spec)
+    tenfold = dataclasses.replace(x.gates, lr=10 * x.gates.lr)
+    assert_close_rms(scan(x.q, x.k, x.v, tenfold, x.state(case.spec), case.spec)[0], y, 1e-8, "y")
+
+
+@pytest.mark.parametrize("options", [{"nesterov": True}, {"lr_position": "inside", "step_size": 0.2}])
+@pytest.mark.parametrize("commit", [1, 2])
+def test_a_trained_layer_with_these_options_has_a_gradient_everywhere(options, commit):
+    mem = build("atlas", commit_every=commit, chunk_size=4, **options)
+    y, state = mem(some(2, T, DIM))
+    (y.square().sum() + sum(w.square().sum() for w in state.weights)).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in mem.parameters())
+
+
+def test_the_traced_accumulator_has_lr_inside_where_the_rule_has():
+    mem, x = build("lr inside"), some(2, T, DIM)
+    *_, end, trace = mem(x, trace=True)
+    held = sum(s.square().sum((-2, -1)) for s in end.momentum).sqrt()
+    assert_close_rms(trace.momentum_norm[:, -1], held, 1e-8, "momentum_norm")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (dict(nesterov=True), "nesterov=True goes with rule='muon' and momentum=True, not rule='gd', momentum=True"),
+        (dict(nesterov=True, rule="muon", momentum=False), "nesterov=True goes with rule='muon' and momentum=True"),
+        (dict(nesterov=1, rule="muon"), "nesterov=1 must be True or False"),
+        (dict(lr_position="inside"), "lr_position='inside' goes with rule='muon' only, not rule='gd'"),
+        (dict(lr_position="within", rule="muon"), "lr_position='within' is unknown; choose one of 'outside', 'inside'"),
+        (dict(step_size=0.5, rule="muon"), "step_size=0.5 goes with lr_position='inside' only"),
+        (dict(step_size=0, rule="muon", lr_position="inside"), "step_size=0 must be a number > 0"),
+        (dict(step_size=float("nan"), rule="muon", lr_position="inside"), "step_size=nan must be a number > 0"),
+        (
+            dict(ns_coefficients="polar"),
+            "ns_coefficients='polar' is unknown; choose one of 'muon', 'convergent', 'polar",
+        ),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused_in_a_sentence(fields, message):
+    with pytest.raises(ValueError, match="^" + re.escape(message)):
+        MemorySpec(4, 4, **fields)
+
+
+def test_a_layer_refuses_nesterov_without_momentum():
+    with pytest.raises(ValueError, match="nesterov=True looks ahead along the momentum: it needs momentum=True"):
+        NeuralMemory(16, heads=2, rule="muon", momentum=False, nesterov=True)
 
 
 # More Newton–Schulz iterations at call time -------------------------------------------------------------------------------

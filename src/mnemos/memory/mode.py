@@ -87,8 +87,8 @@ def _native_can(k: Tensor, spec: MemorySpec) -> bool:
     plain = k.is_cpu and type(k) in PLAIN and not torch.compiler.is_compiling()
     if not plain or spec.anchor != "chunk" or spec.grows:
         return False
-    if spec.rule == "muon" and len(NS_COEFFICIENTS[spec.ns_coefficients]) > 1:
-        return False  # the kernel has one polynomial for all iterations
+    if spec.rule == "muon" and (spec.nesterov or len(NS_COEFFICIENTS[spec.ns_coefficients]) > 1):
+        return False  # the kernel orthogonalises S itself, with one polynomial for all iterations
     return spec.chain is not None and len(spec.chain.groups) <= MAPS
 
 

@@ -151,9 +151,13 @@ class _Row:
             self.S = [_per_head(momentum, s) - _per_head(gates.lr, g) for s, g in zip(self.S, G)]
             self.W = [w + s for w, s in zip(self.W, self.S)]
         else:
-            self.S = [_per_head(momentum, s) - g for s, g in zip(self.S, G)]
+            inside = spec.lr_position == "inside"
+            pull = [_per_head(gates.lr, g) for g in G] if inside else G
+            rate = spec.step_size * one if inside else gates.lr
+            self.S = [_per_head(momentum, s) - g for s, g in zip(self.S, pull)]
             if (self.position + 1) % spec.commit == 0:
-                self.W = [w + _per_head(gates.lr, _newton_schulz(s, spec)) for w, s in zip(self.W, self.S)]
+                along = [_per_head(momentum, s) - g for s, g in zip(self.S, pull)] if spec.nesterov else self.S
+                self.W = [w + _per_head(rate, _newton_schulz(s, spec)) for w, s in zip(self.W, along)]
         self.position += 1
         self.keys, self.values, self.gates = (
             x[len(x) - spec.window + 1 :] for x in (self.keys, self.values, self.gates)

@@ -96,6 +96,9 @@ class MemorySpec:
     chunk_size: gradients are taken at the weights of the chunk's start (anchor="chunk"), or at the weights of the token
     before (anchor="token", linear and gd only; then chunk_size changes nothing but speed). decay_first: measure the error after the decay.
     momentum: False drops the accumulator from the state. commit_every: muon's interval, a divisor of chunk_size.
+    nesterov: a commit of muon orthogonalises momentum_t S_t - G_t instead of S_t, as the optimiser Muon does.
+    lr_position: "outside", a commit adds lr_t NS(S_t); "inside", lr_t multiplies the token's gradient in S instead, where it weighs tokens
+    against each other, and a commit adds step_size NS(S_t).
     ns_steps, ns_coefficients: iterations of Newton–Schulz, and their polynomials: "muon" (singular values of 0.7 to 1.2 after five),
     "convergent" (slow, exact), "polar_express" (a polynomial of its own for each iteration: 0.84 to 1.13 after five, exact after eight).
     read: "after" the token's own write, or "before" it.
@@ -124,6 +127,9 @@ class MemorySpec:
     read: str = "after"
     ns_steps: int = 5
     ns_coefficients: str = "muon"
+    nesterov: bool = False
+    lr_position: str = "outside"
+    step_size: float = 1.0
     normalize: bool = False
     skip: bool = True
 
@@ -140,6 +146,7 @@ class MemorySpec:
         choose("anchor", ("chunk", "token"))
         choose("read", ("after", "before"))
         choose("ns_coefficients", tuple(NS_COEFFICIENTS))
+        choose("lr_position", ("outside", "inside"))
         for name, most in LIMITS.items():
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= most:
@@ -150,7 +157,7 @@ class MemorySpec:
             raise ValueError(
                 f"feature_dim={self.feature_dim!r:.40} must be None or a whole number >= 1 and <= {WIDEST}"
             )
-        for name in ("momentum", "decay_first", "normalize", "skip"):
+        for name in ("momentum", "decay_first", "nesterov", "normalize", "skip"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r:.40} must be True or False")
         if self.commit_every is not None:
@@ -158,6 +165,7 @@ class MemorySpec:
                 raise ValueError("commit_every goes with rule='muon' only")
             if type(self.commit_every) is not int or self.commit_every < 1 or self.chunk_size % self.commit_every:
                 raise ValueError(f"commit_every={self.commit_every!r:.40} must divide chunk_size={self.chunk_size}")
+        self._check_muon()
         if self.anchor == "token" and (self.structure != "linear" or self.rule != "gd"):
             raise ValueError(
                 "anchor='token' goes with structure='linear' and rule='gd' "
@@ -173,6 +181,21 @@ class MemorySpec:
         if max(max(shape) for shape in self.network.shapes()) > WIDEST:
             raise ValueError(
                 f"expansion={self.expansion} and value_dim={self.value_dim} make a hidden layer wider than {WIDEST}, the most it may be"
+            )
+
+    def _check_muon(self) -> None:
+        """What goes together with nesterov, lr_position and step_size."""
+        if self.nesterov and (self.rule != "muon" or not self.momentum):
+            raise ValueError(
+                f"nesterov=True goes with rule='muon' and momentum=True, not rule={self.rule!r}, momentum={self.momentum}"
+            )
+        if self.lr_position == "inside" and self.rule != "muon":
+            raise ValueError(f"lr_position='inside' goes with rule='muon' only, not rule={self.rule!r}")
+        if type(self.step_size) not in (int, float) or not 0 < self.step_size < float("inf"):
+            raise ValueError(f"step_size={self.step_size!r:.40} must be a number > 0")
+        if self.step_size != 1 and self.lr_position == "outside":
+            raise ValueError(
+                f"step_size={self.step_size!r:.40} goes with lr_position='inside' only: outside, lr is the size of a step"
             )
 
     def _check_kernel(self) -> None:

@@ -74,7 +74,8 @@ def _norms(k: Tensor, v: Tensor, gates: Gates, state: MemoryState, spec: MemoryS
         cross = cross + sum(((a @ s) * d).sum(-1) for a, d in use)
         squared = squared + s.square().sum((-2, -1))
     gradient = _quadratic(window, gram)
-    strength = window if spec.rule == "muon" else folded.lr.unsqueeze(-1) * window
+    weighed = spec.rule == "muon" and spec.lr_position == "outside"
+    strength = window if weighed else folded.lr.unsqueeze(-1) * window
     if folded.momentum is None:
         momentum = _quadratic(strength, gram)
     else:
