@@ -46,7 +46,7 @@ def test_values_are_those_the_memory_reports_of_itself(tokenizer):
     block = model.model.layers[0]
     with torch.no_grad():
         _, _, trace = block.mixer.memory(block.mixer_norm(x), trace=True)
-    for name in ("surprise", "lr", "retain", "momentum", "gate"):
+    for name in ("surprise", "gradient_norm", "momentum_norm", "lr", "retain", "momentum", "gate"):
         expected = getattr(trace, name)[0, model.config.num_persistent_tokens :]
         torch.testing.assert_close(seen.layers[0].values[name], expected, rtol=1e-4, atol=1e-6)
 

@@ -1,7 +1,7 @@
 """Feature maps φ: what a key or query is lifted to before it meets the memory. One object serves both.
 
 Shapes: H heads, D key dim (`dim_in`), F features (`dim_out`), p degree; every map takes (..., H, D) to (..., H, F).
-Only `monomials`, and `sketch` approximately, raises the rank of what a linear memory can hold: C(D+p, p) instead of D.
+`monomials`, and `sketch` approximately, raise the rank of what a linear memory can hold to C(D+p, p), `elementwise_concat` to p D.
 
 All maps but identity compute in float32 or wider and return that. Random matrices are drawn from the map's own seed,
 which leaves torch's random state alone, are shared by all heads (whose memories never meet) and are in the state_dict.
@@ -115,6 +115,34 @@ class Elementwise(FeatureMap):
         for coefficient in lower:
             total = total * x + coefficient
         return total * x
+
+
+@register_features
+class ElementwiseConcat(FeatureMap):
+    """φ(x) = [a_1 x, a_2 x², …, a_p x^p] side by side, p D features; a_i learnable per head, start 1/i!.
+
+    The linear part keeps its size and no power of a coordinate of a unit key exceeds 1, so a unit key has norm 1 at least and
+    √(Σ a_i²) at most, 1.13 at the start: nothing is rescaled.
+
+    >>> ElementwiseConcat(dim=2, heads=1, degree=2)(torch.tensor([[1.0, 2.0]])).tolist()
+    [[1.0, 2.0, 0.5, 2.0]]
+    """
+
+    name = "elementwise_concat"
+
+    @classmethod
+    def lifted_dim(cls, key_dim: int, degree: int, feature_dim: int | None) -> int:
+        return key_dim * degree
+
+    def build(self) -> None:
+        self.coefficients = nn.Parameter(_inverse_factorials(self.heads, self.degree)[:, 1:].clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = _widen(x, self.coefficients)
+        powers = [x]
+        for _ in range(self.degree - 1):
+            powers.append(powers[-1] * x)
+        return (torch.stack(powers, dim=-2) * self.coefficients.to(x.dtype).unsqueeze(-1)).flatten(-2)
 
 
 @register_features

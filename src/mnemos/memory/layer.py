@@ -154,13 +154,16 @@ class NeuralMemory(nn.Module):
         mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         trace: bool = False,
+        ns_steps: int | None = None,
     ) -> tuple[Tensor, MemoryState] | tuple[Tensor, MemoryState, Trace]:
         """Write x (B, T, dim) and read it, token by token in meaning.
 
         mask: (B, T) bool; False tokens are skipped and their y is 0. cu_seqlens: (N+1,) boundaries of the documents packed
-        in a single row; the state then has N rows. trace=True also returns a `Trace`.
+        in a single row; the state then has N rows. trace=True also returns a `Trace`. ns_steps: Newton–Schulz iterations of this
+        call alone (rule "muon"); the state continues under the layer's own.
         """
         x, state = self._check(x, state, mask, cu_seqlens)
+        spec = self.spec if ns_steps is None else self.spec.with_ns_steps(ns_steps)
         if x.shape[1] == 1 and mask is None and cu_seqlens is None and not trace:
             done = self._token(x, state)
             if done is not None:
@@ -174,11 +177,11 @@ class NeuralMemory(nn.Module):
                     "trace=True does not go with cu_seqlens; run the documents as rows of a batch, with a mask"
                 )
             position = _positions(x, state, mask, None)
-            y, state, record = traced_scan(q, k, v, gates, state, self.spec, self.features, mask, position)
+            y, state, record = traced_scan(q, k, v, gates, state, spec, self.features, mask, position)
         elif x.shape[1] == 1 and cu_seqlens is None and not torch.is_grad_enabled():
-            y, state = step(q, k, v, gates, state, self.spec, self.features, mask, self.config.backend)
+            y, state = step(q, k, v, gates, state, spec, self.features, mask, self.config.backend)
         else:
-            y, state = scan(q, k, v, gates, state, self.spec, self.features, mask, cu_seqlens, self.config.backend)
+            y, state = scan(q, k, v, gates, state, spec, self.features, mask, cu_seqlens, self.config.backend)
         y, state = self._output(y, q, x), dataclasses.replace(state, conv=tail)
         return (y, state) if record is None else (y, state, record)
 
@@ -254,13 +257,19 @@ class NeuralMemory(nn.Module):
         return self._output(read(q, state, self.spec, self.features), q, x)
 
     def write(
-        self, x: Tensor, state: MemoryState | None = None, mask: Tensor | None = None, cu_seqlens: Tensor | None = None
+        self,
+        x: Tensor,
+        state: MemoryState | None = None,
+        mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        ns_steps: int | None = None,
     ) -> MemoryState:
         """Memorise x (B, T, dim) without reading: the state `forward` would return, for less work."""
         x, state = self._check(x, state, mask, cu_seqlens)
         _, k, v, tail = self._project(x, state, mask, cu_seqlens)
         gates = self._gates(x, state, mask, cu_seqlens)
-        _, state = scan(None, k, v, gates, state, self.spec, self.features, mask, cu_seqlens, self.config.backend)
+        spec = self.spec if ns_steps is None else self.spec.with_ns_steps(ns_steps)
+        _, state = scan(None, k, v, gates, state, spec, self.features, mask, cu_seqlens, self.config.backend)
         return dataclasses.replace(state, conv=tail)
 
     def _project(self, x, state: MemoryState, mask, cu_seqlens) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules import module as module_calls
 
-from .spec import MemorySpec
+from .spec import NS_COEFFICIENTS, MemorySpec
 
 BACKENDS = ("auto", "torch", "cpp")
 MAPS = 16  # of a chain, at most, for the kernel
@@ -87,6 +87,8 @@ def _native_can(k: Tensor, spec: MemorySpec) -> bool:
     plain = k.is_cpu and type(k) in PLAIN and not torch.compiler.is_compiling()
     if not plain or spec.anchor != "chunk" or spec.grows:
         return False
+    if spec.rule == "muon" and (spec.nesterov or len(NS_COEFFICIENTS[spec.ns_coefficients]) > 1):
+        return False  # the kernel orthogonalises S itself, with one polynomial for all iterations
     return spec.chain is not None and len(spec.chain.groups) <= MAPS
 
 

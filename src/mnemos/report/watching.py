@@ -25,7 +25,7 @@ from .spectrum import Spectrum, look, over_time
 MOMENTS = 64  # at most so many looks at the weights
 SINGULAR_VALUES = 8
 RESEMBLED = 5
-GATES = ("surprise", "lr", "retain", "momentum", "gate")
+GATES = ("surprise", "gradient_norm", "momentum_norm", "lr", "retain", "momentum", "gate")
 
 
 @dataclass
