@@ -40,6 +40,7 @@ class LayerSizes(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("dim", "momentum", "retain", "residual")),
         ("lr_ceiling", ctypes.c_double),
+        ("start", ctypes.POINTER(ctypes.c_double)),
     ]
 
 
@@ -53,7 +54,7 @@ class Layer(ctypes.Structure):
             "qkv",
             "conv",
             "gates",
-            "gates_bias",
+            "gates_offset",
             "retain",
             "norm",
             "start_norm",
@@ -82,7 +83,7 @@ class Ring(ctypes.Structure):
 class BlockSizes(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("B", "dim", "hidden", "gates", "additive", "threads", "poison")),
-        *((name, ctypes.c_double) for name in ("mixer_eps", "between_eps", "feed_eps")),
+        *((name, ctypes.c_double) for name in ("mixer_eps", "between_eps", "feed_eps", "gate_start")),
     ]
 
 
@@ -95,7 +96,7 @@ class Block(ctypes.Structure):
             "mixer_norm",
             "between",
             "gate",
-            "gate_bias",
+            "gate_offset",
             "feed_norm",
             "gate_up",
             "down",

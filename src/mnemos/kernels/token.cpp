@@ -319,14 +319,15 @@ void mix(const T* x, const T* tail, const T* weight, T* y, T* new_tail, const Mi
   }
 }
 
-// models/gate.py: g y + (1 - g) m, or y + g m where additive, with g = sigmoid(M x + bias) for dim / gates channels each; B rows
+// models/gate.py: g y + (1 - g) m, or y + g m where additive, with g = sigmoid(M x + offset + start) for dim / gates channels
+// each; B rows
 template <typename T>
-void join(const T* x, const T* y, const T* m, const T* M, const T* bias, T* z, int64_t B, int64_t dim, int64_t gates,
-          int64_t additive) {
+void join(const T* x, const T* y, const T* m, const T* M, const T* offset, T* z, int64_t B, int64_t dim, int64_t gates,
+          int64_t additive, T start) {
   const int64_t n = dim / gates;
   for (int64_t b = 0; b < B; b++)
     for (int64_t h = 0; h < gates; h++) {
-      const T g = sigmoid(dot(x + b * dim, M + h * dim, dim) + bias[h]);
+      const T g = sigmoid(dot(x + b * dim, M + h * dim, dim) + (offset[h] + start));
       for (int64_t i = b * dim + h * n; i < b * dim + (h + 1) * n; i++)
         z[i] = additive ? y[i] + g * m[i] : g * y[i] + (1 - g) * m[i];
     }
@@ -350,7 +351,7 @@ template <typename T>
 struct Layer {
   Gemm<T> gemm;
   const T *x, *tail;                                                // B dim, B width-1 C
-  const T *qkv, *conv, *gates, *gates_bias, *retain;                // the layer's parameters; retain: H, the same at all tokens
+  const T *qkv, *conv, *gates, *gates_offset, *retain;              // the layer's parameters; retain: H, the same at all tokens
   const T *norm, *start_norm, *output_gate, *out;                   // start_norm: none where the start is not read
   T *y, *new_tail;                                                  // B dim
 };
@@ -358,6 +359,7 @@ struct Layer {
 struct LayerSizes {
   int64_t dim, momentum, retain, residual;  // retain: whether it comes from x
   double lr_ceiling;
+  const double* start;  // what is added to the gates' logits: H each for lr, momentum and retain, as far as there are such gates
 };
 
 // 1: done. 0: there is no memory. 2: a gate is not finite, and nothing was written
@@ -374,13 +376,15 @@ int layer(const LayerSizes& l, const Mix& m, const Sizes& s, const Layer<T>& p, 
   bool finite = true;
   for (int64_t b = 0; b < B; b++)
     for (int64_t h = 0; h < H; h++) {
-      const T *z = mapped + b * gates + h, *bias = p.gates_bias + h;
+      const T *z = mapped + b * gates + h, *offset = p.gates_offset + h;
+      const double* start = l.start + h;
+      const auto logit = [&](int64_t i) { return z[i] + offset[i] + T(start[i]); };
       const int64_t at = b * H + h;
-      const T push = l.momentum ? z[H] + bias[H] : T(0);
+      const T push = l.momentum ? logit(H) : T(0);
       const int64_t k = l.momentum ? 2 * H : H;
-      lr[at] = T(l.lr_ceiling) * sigmoid(z[0] + bias[0]) * (l.momentum ? sigmoid(-push) : T(1));
+      lr[at] = T(l.lr_ceiling) * sigmoid(logit(0)) * (l.momentum ? sigmoid(-push) : T(1));
       momentum[at] = sigmoid(push);
-      retain[at] = l.retain ? sigmoid(z[k] + bias[k]) : p.retain ? sigmoid(p.retain[h]) : T(1);
+      retain[at] = l.retain ? sigmoid(logit(k)) : p.retain ? sigmoid(p.retain[h] + T(start[k])) : T(1);
       finite = finite && std::isfinite(lr[at] + momentum[at] + retain[at]);
     }
   if (!finite) return 2;
@@ -515,7 +519,7 @@ int feed(Gemm<T> gemm, const T* x, const T* gate_up, const T* down, T* y, int64_
 template <typename T>
 struct Block {
   Gemm<T> gemm;
-  const T *x, *mixer_norm, *between, *gate, *gate_bias, *feed_norm, *gate_up, *down;  // x: B dim
+  const T *x, *mixer_norm, *between, *gate, *gate_offset, *feed_norm, *gate_up, *down;  // x: B dim
   T* y;                                                                                // B dim
   const LayerSizes* layer_sizes;  // these five: none without memory
   const Mix* mix;
@@ -528,7 +532,7 @@ struct Block {
 
 struct BlockSizes {
   int64_t B, dim, hidden, gates, additive, threads, poison;
-  double mixer_eps, between_eps, feed_eps;
+  double mixer_eps, between_eps, feed_eps, gate_start;
 };
 
 // as `layer` returns
@@ -560,7 +564,7 @@ int block(const BlockSizes& s, const Block<T>& p) {
     if (!attend(*p.ring_sizes, part)) return 0;
   }
   if (p.gate) {
-    join(normed, attention, memory, p.gate, p.gate_bias, mixed, s.B, s.dim, s.gates, s.additive);
+    join(normed, attention, memory, p.gate, p.gate_offset, mixed, s.B, s.dim, s.gates, s.additive, T(s.gate_start));
   } else {
     for (int64_t i = 0; i < size; i++) mixed[i] = (p.layer ? memory[i] : T(0)) + (p.ring ? attention[i] : T(0));
   }
@@ -590,9 +594,9 @@ int block(const BlockSizes& s, const Block<T>& p) {
                       int64_t hidden, int64_t threads) {                                                                 \
     return feed(gemm, x, gate_up, down, y, B, dim, hidden, threads);                                                     \
   }                                                                                                                      \
-  void mnemos_join_##T(const T* x, const T* y, const T* m, const T* M, const T* bias, T* z, int64_t B, int64_t dim,        \
-                       int64_t gates, int64_t additive) {                                                                \
-    join(x, y, m, M, bias, z, B, dim, gates, additive);                                                                  \
+  void mnemos_join_##T(const T* x, const T* y, const T* m, const T* M, const T* offset, T* z, int64_t B, int64_t dim,    \
+                       int64_t gates, int64_t additive, double start) {                                                  \
+    join(x, y, m, M, offset, z, B, dim, gates, additive, T(start));                                                      \
   }                                                                                                                      \
   void mnemos_range_##T(const T* x, double* ends, int64_t n) { range(x, n, ends); }
 

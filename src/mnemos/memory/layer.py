@@ -91,10 +91,10 @@ class NeuralMemory(nn.Module):
         self.output_gate = Linear(config.dim, H * self.spec.value_dim, bias=False) if config.output_gate else None
         self.out = Linear(H * self.spec.value_dim, config.dim, bias=False)
         self._shapes = shapes_of(self._token_parameters())
-        self.reset_start()
+        self.reset_parameters()
 
     @torch.no_grad()
-    def reset_start(self) -> None:
+    def reset_parameters(self) -> None:
         """Draw W0: hidden activations of a unit key have about unit norm; the last map is next to 0,
         so that what was written drowns out what was drawn, however small the learning rate. Hidden maps may grow no longer than they
         are drawn (`bounded`), for the memory's own steps grow with them. With features "exp" it is the first map that is 0: the
@@ -226,13 +226,13 @@ class NeuralMemory(nn.Module):
         """What the kernel for one token reads, in its order: the maps of the start are last."""
         modules = self.conv, self.norm, self.start_norm, self.output_gate
         mixing, norm, start, opening = (None if module is None else module.weight for module in modules)
-        gates, maps = self.gating.linear, () if self.start_norm is None else tuple(self.W0 or ())
+        gating, maps = self.gating, () if self.start_norm is None else tuple(self.W0 or ())
         return (
             self.qkv.weight,
             mixing,
-            gates.weight,
-            gates.bias,
-            self.gating.retain,
+            gating.linear.weight,
+            gating.offset,
+            gating.retain_offset,
             norm,
             start,
             opening,
