@@ -6,8 +6,8 @@ import ctypes
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from ..memory.derivatives import SCAN, first_order_only
 from .build import library
 
 
@@ -30,7 +30,7 @@ class DecayProducts(torch.autograd.Function):
         return P
 
     @staticmethod
-    @once_differentiable
+    @first_order_only(SCAN)
     def backward(ctx, DP: Tensor):
         x, P = ctx.saved_tensors
         L, Dx = x.shape[-1], torch.empty_like(x)

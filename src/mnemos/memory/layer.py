@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from .config import NeuralMemoryConfig
 from .conv import CausalConv1d
+from .derivatives import refuse_transforms
 from .features import Exp, make_features
 from .gating import Gating, momentum_since_commit
 from .linear import Linear
@@ -332,6 +333,7 @@ class NeuralMemory(nn.Module):
 
     def _check(self, x: Tensor, state: MemoryState | None, mask, cu_seqlens) -> tuple[Tensor, MemoryState]:
         """Refuse what does not fit, in words; fill in the state; blank masked tokens, which may hold anything."""
+        refuse_transforms("NeuralMemory")
         if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[-1] != self.config.dim or 0 in x.shape:
             got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from .recompute import gradients
 from .workspace import without_autocast
 
 FLOOR = 1e-7  # Frobenius norm below which there is no step and no gradient
@@ -47,11 +47,17 @@ class _NewtonSchulz(torch.autograd.Function):
         return X
 
     @staticmethod
-    @once_differentiable
     @without_autocast
     def backward(ctx, DX: Tensor):
         S, *grams = ctx.saved_tensors
-        return orthogonalise_backward(S, grams, ctx.coefficients, DX)[1], None, None
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # second derivatives are autograd's
+
+            def function(S: Tensor) -> tuple[Tensor]:
+                return (orthogonalise(S, len(grams), ctx.coefficients)[0],)
+
+            return gradients(function, (S,), (True,), (DX,))[0], None, None
+        with torch.no_grad():
+            return orthogonalise_backward(S, grams, ctx.coefficients, DX)[1], None, None
 
 
 def orthogonalise(S: Tensor, steps: int, coefficients: Polynomial) -> tuple[Tensor, list[Tensor]]:
