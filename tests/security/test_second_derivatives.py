@@ -7,10 +7,11 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from helpers import every_backend
-from mnemos.memory import Gates, MemorySpec, NeuralMemory, newton_schulz, reference_scan, scan
+from mnemos.memory import Gates, MemorySpec, NeuralMemory, Structure, newton_schulz, reference_scan, scan
 from mnemos.memory.features import Exp
 from mnemos.memory.norm import RMSNorm
 from mnemos.memory.spec import NS_COEFFICIENTS
+from mnemos.memory.structures import STRUCTURES
 from mnemos.models.loss import cross_entropy
 
 T, H, D = 5, 2, 3
@@ -24,12 +25,28 @@ SPECS = {
     "muon, mlp": dict(structure="mlp", expansion=1.0, rule="muon"),
     "exp": dict(structure="linear", features="exp"),
 }
-DIFFERENTIABLE = {"token anchor", "exp"}
+OWN = {"own structure": dict(structure="test_tanh"), "muon, own structure": dict(structure="test_tanh", rule="muon")}
+DIFFERENTIABLE = {"token anchor", "exp", *OWN}
+
+
+class Tanh(Structure):
+    name = "test_tanh"
+
+    def shapes(self):
+        return [(self.dim_in, 4), (4, self.dim_out)]
+
+    def forward(self, x, fast):
+        return fast(1, fast(0, x).tanh())
+
+
+@pytest.fixture(autouse=True)
+def own_structure(monkeypatch):
+    monkeypatch.setitem(STRUCTURES, Tanh.name, Tanh)
 
 
 def problem(name: str):
     """Inputs as one dict of leaves, and a function of them whose last layer is a plain sum."""
-    spec = MemorySpec(key_dim=D, value_dim=D, chunk_size=4, momentum=True, **SPECS[name])
+    spec = MemorySpec(key_dim=D, value_dim=D, chunk_size=4, momentum=True, **(SPECS | OWN)[name])
     g = torch.Generator().manual_seed(0)
 
     def draw(*shape):
@@ -74,7 +91,7 @@ def assert_right(found, expected):
         assert (found[name] - x).abs().max().item() <= 1e-6 * size, name
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", [*SPECS, *OWN])
 def test_the_reference_has_right_second_derivatives(name):
     leaves, run = problem(name)
 
@@ -85,7 +102,7 @@ def test_the_reference_has_right_second_derivatives(name):
 
 
 @every_backend
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", [*SPECS, *OWN])
 def test_second_derivatives_of_a_scan_are_right_or_refused(name, backend):
     leaves, run = problem(name)
 
@@ -95,14 +112,16 @@ def test_second_derivatives_of_a_scan_are_right_or_refused(name, backend):
     if name in DIFFERENTIABLE:
         assert_right(second_derivatives(leaves, engine), finite_differences(leaves, engine))
     else:
-        with pytest.raises(NotImplementedError, match="no second derivatives.* use mnemos.memory.reference_scan"):
+        with pytest.raises(NotImplementedError, match=r"no second derivatives.* use mnemos.memory.reference_scan"):
             second_derivatives(leaves, engine)
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (2, 9)])
 def test_newton_schulz_has_right_second_derivatives(shape):
     S = torch.randn(2, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    assert torch.autograd.gradgradcheck(lambda x: newton_schulz(x, 3, NS_COEFFICIENTS["muon"]), (S,), atol=1e-6, rtol=1e-5)
+    assert torch.autograd.gradgradcheck(
+        lambda x: newton_schulz(x, 3, NS_COEFFICIENTS["muon"]), (S,), atol=1e-6, rtol=1e-5
+    )
 
 
 @every_backend
@@ -125,7 +144,7 @@ def test_second_derivatives_of_a_layer_are_right_or_refused(anchor, backend):
 def test_the_loss_of_a_model_refuses_second_derivatives():
     hidden, weight = torch.randn(4, 3, requires_grad=True), torch.randn(7, 3, requires_grad=True)
     total, _ = cross_entropy(hidden, weight, torch.arange(4))
-    with pytest.raises(NotImplementedError, match="CrossEntropy has no second derivatives.*from logits"):
+    with pytest.raises(NotImplementedError, match=r"CrossEntropy has no second derivatives.*from logits"):
         torch.autograd.grad(total, hidden, create_graph=True)
 
 
@@ -156,7 +175,7 @@ def test_transforms_of_torch_func_are_refused(structure, backend):
         lambda: torch.func.vmap(lambda x: mem(x)[0])(x[:, :, :1]),
         lambda: torch.func.jvp(lambda x: mem(x)[0], (x[0],), (x[1],)),
     ):
-        with pytest.raises(NotImplementedError, match="torch.func transforms"):
+        with pytest.raises(NotImplementedError, match=r"torch.func transforms"):
             call()
 
 

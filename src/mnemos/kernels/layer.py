@@ -138,6 +138,7 @@ class GatedNorm(torch.autograd.Function):
     def backward(ctx, Dy: Tensor):  # ty: ignore[incompatible-method-override]
         x, scale, gate = ctx.saved_tensors
         if torch.is_grad_enabled():  # somebody wants second derivatives, which torch knows
+
             def function(x, scale, gate):
                 return (rms_norm(x, scale, ctx.epsilon, gate, backend="torch"),)
 

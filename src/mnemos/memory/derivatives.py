@@ -33,12 +33,12 @@ def first_order_only(instead: str) -> Callable[[Callable], Callable]:
     """
 
     def decorate(backward: Callable) -> Callable:
-        name = backward.__qualname__.split(".")[-2].strip("_")
         guarded = once_differentiable(backward)
 
         @functools.wraps(backward)
         def wrapper(ctx, *grads):
             if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+                name = type(ctx).__name__.removesuffix("Backward").strip("_")
                 raise NotImplementedError(
                     f"{name} has no second derivatives, which create_graph=True asks for: {instead}"
                 )

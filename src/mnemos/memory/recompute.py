@@ -61,6 +61,6 @@ def gradients(
     if not pairs:
         return [None] * len(inputs)
     ys, gs = zip(*pairs)
-    leaves = [x for x, need in zip(inputs, wanted) if need]
+    leaves = [x for x, need in zip(inputs, wanted) if need and x is not None]
     found = iter(torch.autograd.grad(ys, leaves, gs, create_graph=again, allow_unused=True))
     return [next(found) if need else None for need in wanted]

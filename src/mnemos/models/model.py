@@ -64,7 +64,7 @@ class MnemosPreTrainedModel(PreTrainedModel):
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
         elif hasattr(module, "reset_parameters"):
-            module.reset_parameters()  # ty: ignore[call-non-callable]
+            module.reset_parameters()  # ty: ignore[not-callable]
 
 
 class MnemosModel(MnemosPreTrainedModel):
