@@ -8,9 +8,9 @@ from __future__ import annotations
 import ctypes
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from ..memory.chain_muon import MuonPlan
+from ..memory.derivatives import SCAN, first_order_only
 from ..memory.newton_schulz import FLOOR, STAGE, WIDE
 from .border import fields
 from .chain import Many, Views, call, room, sizes_of
@@ -69,7 +69,7 @@ class Muon(torch.autograd.Function):
         return y, *last_W, *last_S
 
     @staticmethod
-    @once_differentiable
+    @first_order_only(SCAN)
     def backward(ctx, Dy, *Dlast):
         D = len(Dlast) // 2
         *rest, saved, states = ctx.saved_tensors

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .anchors import Plain, run_keys, run_keys_backward
 from .chain_plan import Plan, pack, plan_of, rows_of, unpack
+from .derivatives import SCAN, first_order_only
 from .mode import Mode, muon_kernel
 from .newton_schulz import Polynomial, orthogonalise, orthogonalise_backward, polynomials
 from .rules import Coefficients
@@ -219,7 +219,7 @@ class _Muon(torch.autograd.Function):
         return (y, *W, *S)
 
     @staticmethod
-    @once_differentiable
+    @first_order_only(SCAN)
     @without_autocast
     def backward(ctx, Dy, *Dend):
         plan, D = ctx.plan, ctx.layers

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from .config import NeuralMemoryConfig
 from .conv import CausalConv1d
+from .derivatives import refuse_transforms
 from .features import Exp, make_features
 from .gating import Gating, momentum_since_commit
 from .linear import Linear
@@ -91,10 +92,10 @@ class NeuralMemory(nn.Module):
         self.output_gate = Linear(config.dim, H * self.spec.value_dim, bias=False) if config.output_gate else None
         self.out = Linear(H * self.spec.value_dim, config.dim, bias=False)
         self._shapes = shapes_of(self._token_parameters())
-        self.reset_start()
+        self.reset_parameters()
 
     @torch.no_grad()
-    def reset_start(self) -> None:
+    def reset_parameters(self) -> None:
         """Draw W0: hidden activations of a unit key have about unit norm; the last map is next to 0,
         so that what was written drowns out what was drawn, however small the learning rate. Hidden maps may grow no longer than they
         are drawn (`bounded`), for the memory's own steps grow with them. With features "exp" it is the first map that is 0: the
@@ -229,13 +230,13 @@ class NeuralMemory(nn.Module):
         """What the kernel for one token reads, in its order: the maps of the start are last."""
         modules = self.conv, self.norm, self.start_norm, self.output_gate
         mixing, norm, start, opening = (None if module is None else module.weight for module in modules)
-        gates, maps = self.gating.linear, () if self.start_norm is None else tuple(self.W0 or ())
+        gating, maps = self.gating, () if self.start_norm is None else tuple(self.W0 or ())
         return (
             self.qkv.weight,
             mixing,
-            gates.weight,
-            gates.bias,
-            self.gating.retain,
+            gating.linear.weight,
+            gating.offset,
+            gating.retain_offset,
             norm,
             start,
             opening,
@@ -341,6 +342,7 @@ class NeuralMemory(nn.Module):
 
     def _check(self, x: Tensor, state: MemoryState | None, mask, cu_seqlens) -> tuple[Tensor, MemoryState]:
         """Refuse what does not fit, in words; fill in the state; blank masked tokens, which may hold anything."""
+        refuse_transforms("NeuralMemory")
         if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[-1] != self.config.dim or 0 in x.shape:
             got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(

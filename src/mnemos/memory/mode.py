@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules import module as module_calls
 
+from .derivatives import transformed
 from .spec import NS_COEFFICIENTS, MemorySpec
 
 BACKENDS = ("auto", "torch", "cpp")
@@ -85,7 +86,7 @@ def _token():
 def _native_can(k: Tensor, spec: MemorySpec) -> bool:
     """Whether the kernels know this memory, and these keys are numbers in the CPU's memory."""
     plain = k.is_cpu and type(k) in PLAIN and not torch.compiler.is_compiling()
-    if not plain or spec.anchor != "chunk" or spec.grows:
+    if not plain or transformed() or spec.anchor != "chunk" or spec.grows:
         return False
     if spec.rule == "muon" and (spec.nesterov or len(NS_COEFFICIENTS[spec.ns_coefficients]) > 1):
         return False  # the kernel orthogonalises S itself, with one polynomial for all iterations
@@ -141,7 +142,7 @@ def muon_kernel():
 
 def layer_kernel(backend: str, *tensors: Tensor | None):
     """The kernels for what a layer does around its scan, where they can take these tensors."""
-    if backend == "torch" or torch.compiler.is_compiling():
+    if backend == "torch" or torch.compiler.is_compiling() or transformed():
         return None
     from ..kernels import layer
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from .recompute import gradients
 from .spec import Polynomial
 from .workspace import without_autocast
 
@@ -61,11 +61,17 @@ class _NewtonSchulz(torch.autograd.Function):
         return X
 
     @staticmethod
-    @once_differentiable
     @without_autocast
     def backward(ctx, DX: Tensor):
         S, *grams = ctx.saved_tensors
-        return orthogonalise_backward(S, grams, ctx.coefficients, DX)[1], None
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # second derivatives are autograd's
+
+            def function(S: Tensor) -> tuple[Tensor]:
+                return (orthogonalise(S, ctx.coefficients)[0],)
+
+            return gradients(function, (S,), (True,), (DX,))[0], None
+        with torch.no_grad():
+            return orthogonalise_backward(S, grams, ctx.coefficients, DX)[1], None
 
 
 def orthogonalise(S: Tensor, coefficients: tuple[Polynomial, ...]) -> tuple[Tensor, list[Tensor]]:

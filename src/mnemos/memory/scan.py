@@ -14,6 +14,7 @@ from torch import Tensor
 
 from . import autograd_engine, chain_engine, chain_muon, exp_engine
 from .checks import check_inputs, check_query
+from .derivatives import refuse_transforms
 from .mode import Mode, choose_mode
 from .pairs import Opened, close_pairs, open_pairs
 from .ragged import scan_ragged
@@ -53,6 +54,7 @@ def scan(
     >>> y.shape, state.position.tolist()
     (torch.Size([2, 20, 1, 4]), [20, 20])
     """
+    refuse_transforms("scan")
     check_inputs(q, k, v, gates, state, spec, features, mask, cu_seqlens)
     mode = choose_mode(backend, k, spec)
     with torch.autocast(
