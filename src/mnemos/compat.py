@@ -1,32 +1,34 @@
 """Other implementations' names for our models: see `mnemos.models.compat`."""
 
-from .models.compat import (
-    Atlas,
+from .models.compat.configs import (
     AtlasConfig,
-    AtlasLMM,
-    DeepMemoryModule,
-    DeepTransformer,
-    MemoryAsContextTransformer,
-    MemoryAsGateTransformer,
-    MemoryAsLayerTransformer,
-    NeuralMemory,
-    OmegaNet,
-    PolynomialFeatureMap,
-    PolynomialFeatures,
     TitansConfig,
-    TitansLM,
+    atlas_large,
+    atlas_medium,
     atlas_small,
     titans_large,
     titans_medium,
     titans_small,
 )
+from .models.compat.feature_maps import LearnableTaylorKernel, PolynomialFeatureMap, PolynomialFeatures
+from .models.compat.language_model import Atlas, DeepTransformer, OmegaNet, TitansLM
+from .models.compat.memory import AtlasAttention, AtlasMemoryUpdate, DeepMemoryModule, NeuralMemory, Surprises
+from .models.compat.transformer import (
+    AtlasLMM,
+    MemoryAsContextTransformer,
+    MemoryAsGateTransformer,
+    MemoryAsLayerTransformer,
+)
 
 __all__ = [
     "Atlas",
+    "AtlasAttention",
     "AtlasConfig",
     "AtlasLMM",
+    "AtlasMemoryUpdate",
     "DeepMemoryModule",
     "DeepTransformer",
+    "LearnableTaylorKernel",
     "MemoryAsContextTransformer",
     "MemoryAsGateTransformer",
     "MemoryAsLayerTransformer",
@@ -34,8 +36,11 @@ __all__ = [
     "OmegaNet",
     "PolynomialFeatureMap",
     "PolynomialFeatures",
+    "Surprises",
     "TitansConfig",
     "TitansLM",
+    "atlas_large",
+    "atlas_medium",
     "atlas_small",
     "titans_large",
     "titans_medium",

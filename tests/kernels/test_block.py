@@ -196,7 +196,7 @@ def test_a_listener_to_all_modules_hears_every_part_in_decoding():
 def test_a_gate_that_is_not_finite_is_refused_and_leaves_the_cache_as_it_was():
     model, ids = small("titans-mag"), torch.randint(0, 64, (2, 9))
     cache = model.state(ids)
-    model.model.layers[0].mixer.memory.gating.linear.bias.fill_(float("nan"))
+    model.model.layers[0].mixer.memory.gating.offset.fill_(float("nan"))
     held = [x for layer in cache.layers for x in (layer["attention"].key, *tensors(layer["memory"]))]
     before = [x.clone() for x in held]
     with pytest.raises(ValueError, match="lr"):

@@ -177,7 +177,13 @@ def grid() -> list[Case]:
             cases.append(
                 Case(spec, ("retain", "gate", "lag") if not spec.momentum else ("momentum", "retain", "decay"))
             )
-    for features, degree in [("elementwise", 3), ("monomials", 2), ("tensor", 2), ("sketch", 3)]:
+    for features, degree in [
+        ("elementwise", 3),
+        ("elementwise_concat", 3),
+        ("monomials", 2),
+        ("tensor", 2),
+        ("sketch", 3),
+    ]:
         for structure, window in [("linear", 1), ("mlp", 4), ("gated_mlp", 1)]:
             spec = MemorySpec(
                 key_dim=3,
@@ -198,6 +204,19 @@ def grid() -> list[Case]:
         {"key_dim": 3, "value_dim": 5},
         {"rule": "muon", "read": "before"},
         {"rule": "muon", "ns_coefficients": "convergent", "ns_steps": 3},
+        {"rule": "muon", "ns_coefficients": "polar_express", "ns_steps": 4},
+        {"rule": "muon", "nesterov": True, "commit_every": 4, "window": 3},
+        {"rule": "muon", "nesterov": True, "commit_every": 1, "structure": "gated_mlp", "read": "before"},
+        {
+            "rule": "muon",
+            "nesterov": True,
+            "structure": "test_composed",
+            "commit_every": 2,
+            "lr_position": "inside",
+            "step_size": 0.05,
+        },
+        {"rule": "muon", "lr_position": "inside", "step_size": 0.05, "commit_every": 4, "window": 3},
+        {"rule": "muon", "lr_position": "inside", "step_size": 0.1, "structure": "linear", "read": "before"},
         {"rule": "muon", "objective": "dot", "commit_every": 2},
         {"window": 6, "objective": "dot", "read": "before"},
         {"structure": "gated_mlp", "objective": "dot", "window": 3},

@@ -24,8 +24,11 @@ CASES = {
     "plain": dict(structure="linear", conv_width=None, qk_norm="none", output_gate=False, value_bound=None),
     "monomials": dict(structure="linear", features="monomials", degree=3, key_dim=3, value_dim=5, conv_width=2),
     "elementwise": dict(features="elementwise", degree=3, window=2, gate="decay"),
+    "concatenated powers": dict(structure="linear", features="elementwise_concat", degree=3),
     "sketch": dict(structure="mlp", features="sketch", degree=2, feature_dim=9),
     "atlas": dict(rule="muon", commit_every=2, window=3, gate="token*decay", chunk_size=4),
+    "nesterov": dict(rule="muon", commit_every=2, window=3, gate="token", chunk_size=4, nesterov=True),
+    "lr inside": dict(rule="muon", commit_every=2, chunk_size=4, lr_position="inside", step_size=0.1),
     "muon without momentum": dict(rule="muon", momentum=False, structure="linear", window=2, gate="per-lag"),
 }
 

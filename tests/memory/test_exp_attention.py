@@ -155,7 +155,7 @@ def test_a_list_holds_more_pairs_than_its_keys_have_dimensions():
     v = torch.randn(1, 10, 1, 4, generator=g).repeat(1, 200, 1, 1)
     phi = Exp(2, heads=1)
     with torch.no_grad():
-        phi.log_scale.fill_(math.log(20.0))
+        phi.log_scale_offset += math.log(20.0) - phi.log_scale
         _, state = scan(None, k, v, Gates(lr=torch.ones(1, 2000, 1)), spec.initial_state([], 1, heads=1), spec, phi)
         assert_close(read(k[:, :10], state, spec, phi), v[:, :10], 1e-3, "recall of 10 keys of 2 dims")
 
@@ -282,6 +282,6 @@ def test_the_kernel_of_the_layer_is_one_for_a_key_with_itself():
         key = F.normalize(torch.randn(5, 2, 8), dim=-1) * phi.key_norm
         assert_close((phi(key).square().sum(-1) + phi.offset).exp(), torch.ones(5, 2), 1e-5, "kernel")
     assert isinstance(phi, FeatureMap)
-    phi.log_scale.data.zero_()
+    phi.log_scale_offset.data.fill_(1.0)
     phi.reset_parameters()
     assert_close(phi.log_scale.detach(), torch.full((2,), -math.log(8) / 2), 1e-6, "start")

@@ -7,10 +7,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mnemos.memory.features import FEATURES, Elementwise, Monomials, Sketch, TensorProjection, make_features
+from mnemos.memory.features import (
+    FEATURES,
+    Elementwise,
+    ElementwiseConcat,
+    Monomials,
+    Sketch,
+    TensorProjection,
+    make_features,
+)
 
 HEADS, DIM = 3, 4
-MAPS = ["identity", "elementwise", "monomials", "tensor", "sketch"]
+MAPS = ["identity", "elementwise", "elementwise_concat", "monomials", "tensor", "sketch"]
 RANDOM = {"tensor": {"feature_dim": 10}, "sketch": {"feature_dim": 12}}
 
 
@@ -69,10 +77,26 @@ def test_elementwise_is_the_power_series_of_each_coordinate():
     torch.testing.assert_close(phi(x), expected, rtol=1e-12, atol=1e-12)
 
 
+def test_concatenated_powers_stand_side_by_side_with_a_coefficient_each():
+    phi = randomised(ElementwiseConcat(DIM, HEADS, 4))
+    x = torch.randn(2, 5, HEADS, DIM, dtype=torch.float64)
+    expected = torch.cat([phi.coefficients[:, i - 1, None] * x**i for i in range(1, 5)], -1)
+    assert phi.dim_out == ElementwiseConcat.lifted_dim(DIM, 4, None) == 4 * DIM
+    torch.testing.assert_close(phi(x), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("degree", [1, 2, 5])
+def test_concatenated_powers_keep_unit_keys_about_unit(degree):
+    norms = ElementwiseConcat(6, HEADS, degree).double()(unit(200, HEADS, 6)).norm(dim=-1)
+    bound = math.sqrt(sum(math.factorial(i) ** -2 for i in range(1, degree + 1)))
+    assert norms.min() >= 1 - 1e-12 and norms.max() <= bound + 1e-12 and bound < 1.14
+
+
 @pytest.mark.parametrize("degree", [1, 2, 3])
 def test_coefficients_start_at_inverse_factorials(degree):
     taylor = torch.tensor([1 / math.factorial(i) for i in range(degree + 1)]).expand(HEADS, -1)
-    torch.testing.assert_close(Elementwise(DIM, HEADS, degree).coefficients.data, taylor[:, 1:])
+    for phi in (Elementwise(DIM, HEADS, degree), ElementwiseConcat(DIM, HEADS, degree)):
+        torch.testing.assert_close(phi.coefficients.data, taylor[:, 1:])
     for phi in (Monomials(DIM, HEADS, degree), Sketch(DIM, HEADS, degree)):
         torch.testing.assert_close(phi.log_coefficients.data.exp(), taylor)
 
@@ -84,6 +108,7 @@ def test_only_the_monomials_raise_the_rank_to_their_full_count():
 
     assert rank(build("identity", heads=1)) == DIM
     assert rank(build("elementwise", heads=1)) == DIM
+    assert rank(build("elementwise_concat", heads=1, degree=3)) == 3 * DIM
     assert rank(build("monomials", heads=1)) == math.comb(DIM + 2, 2)
     assert rank(build("monomials", heads=1, degree=3)) == math.comb(DIM + 3, 3)
     assert rank(build("tensor", heads=1, feature_dim=None)) == DIM
@@ -113,7 +138,7 @@ def test_the_gradient_of_monomials_at_zero_is_that_of_the_linear_part():
     torch.testing.assert_close(jacobian, expected, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("name", ["elementwise", "monomials", "sketch"])
+@pytest.mark.parametrize("name", ["elementwise", "elementwise_concat", "monomials", "sketch"])
 def test_every_coefficient_receives_a_gradient(name):
     phi = build(name, degree=3)
     phi(torch.randn(5, HEADS, DIM)).square().matmul(torch.rand(phi.dim_out)).sum().backward()
@@ -141,7 +166,7 @@ def test_random_maps_reload_to_the_same_function(name):
     assert torch.equal(saved(x), other(x))
 
 
-@pytest.mark.parametrize("name", ["elementwise", "monomials"])
+@pytest.mark.parametrize("name", ["elementwise", "elementwise_concat", "monomials"])
 def test_learnt_maps_reload_to_the_same_function_and_save_no_tables(name):
     x = torch.randn(5, HEADS, DIM, dtype=torch.float64)
     saved, other = randomised(build(name)), build(name).double()

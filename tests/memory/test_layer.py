@@ -15,7 +15,7 @@ from mnemos.memory import MemoryState
 from mnemos.memory.layer import NeuralMemory
 
 STRUCTURES = ["linear", "mlp", "gated_mlp"]
-FEATURES = ["identity", "elementwise", "monomials", "tensor"]
+FEATURES = ["identity", "elementwise", "elementwise_concat", "monomials", "tensor"]
 each_case = pytest.mark.parametrize("case", CASES)
 
 

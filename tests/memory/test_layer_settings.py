@@ -28,7 +28,7 @@ def test_the_default_ceiling_is_stable_for_identical_keys_whatever_the_momentum(
     torch.manual_seed(0)
     mem = NeuralMemory(32, heads=1, structure="linear", chunk_size=16, momentum_init=momentum, retain=False)
     with torch.no_grad():
-        mem.gating.linear.bias[0] += 20  # lr at its ceiling
+        mem.gating.offset[0] += 20  # lr at its ceiling
         *_, trace = mem(torch.randn(1, 1, 32).expand(1, 1600, 32), trace=True)
     assert trace.surprise[0, -1, 0] < 0.05 * trace.surprise[0, 0, 0]
 
@@ -39,7 +39,7 @@ def test_the_default_ceiling_is_stable_for_identical_keys_in_deep_memories(shape
     torch.manual_seed(0)
     mem = NeuralMemory(32, heads=1, chunk_size=16, momentum=momentum, **shape)
     with torch.no_grad():
-        mem.gating.linear.bias[0] += 20  # lr at its ceiling
+        mem.gating.offset[0] += 20  # lr at its ceiling
         mem.qkv.weight[-32:] *= 8  # values at their bound
         *_, trace = mem(torch.randn(1, 1, 32).expand(1, 1600, 32), trace=True)
     assert trace.surprise[0, -1, 0] < 0.1 * trace.surprise[0, 0, 0]

@@ -201,7 +201,8 @@ def test_a_saved_model_opens_by_the_name_it_was_made_with(name, tmp_path):
     if name == "TitansLM":
         model = kind(mnemos.compat.TitansConfig(d_model=32, num_layers=1, vocab_size=50, num_heads=2))
     else:
-        model = kind(num_tokens=50, dim=32, depth=1, segment_len=8, heads=2, dim_head=16)
+        segment = dict(segment_len=8) if name == "MemoryAsContextTransformer" else {}
+        model = kind(num_tokens=50, dim=32, depth=1, heads=2, dim_head=16, **segment)
     model.save_pretrained(tmp_path)
     loaded, ids = kind.from_pretrained(tmp_path), torch.randint(0, 50, (1, 20))
     assert type(loaded) is kind

@@ -83,7 +83,7 @@ def naive_qk_projection(layer, q: Tensor, k: Tensor, gate: Tensor) -> Tensor:
         return torch.outer(key, key) / ((key @ key + layer.eps) if unit else 1.0)
 
     for h in range(H):
-        decay = 1.0 if layer.decay_logit is None else torch.sigmoid(layer.decay_logit[h])
+        decay = 1.0 if layer.decay is None else 1 / (1 + (1 / layer.decay - 1) * torch.exp(-layer.decay_offset[h]))
         keys = [] if layer.persistent_keys is None else list(layer.persistent_keys[h])
         for t in range(T):
             M = sum((outer(p) for p in keys), torch.zeros(D, D, dtype=q.dtype))

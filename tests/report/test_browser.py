@@ -75,9 +75,20 @@ def test_every_number_every_layer_and_every_head_can_be_chosen(pages, tmp_path):
     answer.difference = [...doc.querySelectorAll(".legend")].map((l) => l.textContent);
     """
     answer = ask(tmp_path, pages["two"], 1400, script)
-    assert {"surprise", "lr", "retain", "momentum", "gate", "route", "share", "loss", "writing", "memory"} == set(
-        answer["seen"]
-    )
+    assert {
+        "surprise",
+        "gradient_norm",
+        "momentum_norm",
+        "lr",
+        "retain",
+        "momentum",
+        "gate",
+        "route",
+        "share",
+        "loss",
+        "writing",
+        "memory",
+    } == set(answer["seen"])
     for name in ("surprise", "loss", "share", "writing"):
         assert answer["seen"][name] > 10, name
     assert answer["where"] == "layer 1, head 1" and answer["later"] == []

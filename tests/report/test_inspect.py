@@ -46,7 +46,7 @@ def test_values_are_those_the_memory_reports_of_itself(tokenizer):
     block = model.model.layers[0]
     with torch.no_grad():
         _, _, trace = block.mixer.memory(block.mixer_norm(x), trace=True)
-    for name in ("surprise", "lr", "retain", "momentum", "gate"):
+    for name in ("surprise", "gradient_norm", "momentum_norm", "lr", "retain", "momentum", "gate"):
         expected = getattr(trace, name)[0, model.config.num_persistent_tokens :]
         torch.testing.assert_close(seen.layers[0].values[name], expected, rtol=1e-4, atol=1e-6)
 
@@ -73,7 +73,7 @@ def test_reads_put_together_from_all_tokens_are_what_a_hebbian_memory_reads(toke
 def test_routing_says_how_far_the_gate_lets_the_memory_in(mode, tokenizer):
     model = small_model("titans-mag", gate_mode=mode)
     gate = model.model.layers[0].mixer.gate
-    torch.nn.init.constant_(gate.linear.bias, 3.0)
+    torch.nn.init.constant_(gate.offset, 3.0 - gate.start)
     seen = inspect(model, tokenizer, TEXT, 60)
     opened = torch.sigmoid(torch.tensor(3.0))
     route = seen.layers[0].values["route"]

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mnemos.memory.newton_schulz import polynomials
 from mnemos.memory.reference import reference_scan
 from mnemos.memory.spec import NS_COEFFICIENTS, Gates, MemorySpec
 
@@ -139,9 +140,8 @@ def end_of_tile(W, S, a, d, C, beta, f, m, n) -> tuple[Tensor, Tensor]:
 
 def newton_schulz(S: Tensor, steps: int = 5, name: str = "muon") -> Tensor:
     """Direct form, on a wide matrix."""
-    a, b, c = NS_COEFFICIENTS[name]
     X = S / S.norm()
-    for _ in range(steps):
+    for a, b, c in polynomials(NS_COEFFICIENTS[name], steps):
         A = X @ X.mT
         X = a * X + (b * A + c * A @ A) @ X
     return X
@@ -149,10 +149,9 @@ def newton_schulz(S: Tensor, steps: int = 5, name: str = "muon") -> Tensor:
 
 def newton_schulz_gram(S: Tensor, steps: int = 5, name: str = "muon") -> Tensor:
     """The same in m x m matrices: X_j = R_j X_0, A_{j+1} = Q_j A_j Q_j."""
-    a, b, c = NS_COEFFICIENTS[name]
     X = S / S.norm()
     A, R = X @ X.mT, None
-    for j in range(steps):
+    for j, (a, b, c) in enumerate(polynomials(NS_COEFFICIENTS[name], steps)):
         Q = a * torch.eye(len(A), dtype=A.dtype) + b * A + c * A @ A
         R = Q if R is None else Q @ R
         if j < steps - 1:

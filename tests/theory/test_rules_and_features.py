@@ -55,7 +55,7 @@ def test_the_gram_form_is_unsafe_in_float32_beyond_five_steps():
 def test_a_muon_step_has_spectral_norm_at_most_1_2024_and_a_convergent_one_at_most_1():
     s = torch.linspace(0, 1, 400_001, dtype=f64)
     for name, bound in (("muon", 1.20237), ("convergent", 1.0 + 1e-12)):
-        a, b, c = NS_COEFFICIENTS[name]
+        ((a, b, c),) = NS_COEFFICIENTS[name]
         x = s
         for _ in range(5):
             x = a * x + b * x**3 + c * x**5

@@ -217,7 +217,7 @@ def test_a_silent_memory_is_a_model_without_it(tmp_path):
         with silent_memory(model):
             silent = model(ids).logits
         for gate in gates(model).values():
-            torch.nn.init.constant_(gate.linear.bias, 40.0)  # convex: attention alone
+            torch.nn.init.constant_(gate.offset, 40.0)  # convex: attention alone
         attention = model(ids).logits
         with silent_memory(model):
             assert torch.equal(model(ids).logits, attention)

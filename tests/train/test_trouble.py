@@ -72,7 +72,7 @@ def test_weights_that_become_nan_are_taken_from_the_checkpoint(tmp_path):
         if trainer.progress.step == 3 and not hit:
             hit.append(True)
             with torch.no_grad():
-                trainer.model.model.layers[0].mixer.memory.gating.linear.bias.fill_(math.nan)
+                trainer.model.model.layers[0].mixer.memory.gating.offset.fill_(math.nan)
         return one_step()
 
     trainer._one_step = broken

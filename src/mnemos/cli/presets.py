@@ -45,13 +45,14 @@ def _print_table(sizes: list[str]) -> None:
     for preset in table.PRESETS.values():
         counts = [_short(table.count(table.config(preset.name, shape.name))) for shape in shapes]
         presets.append([preset.name, preset.block, *preset.choices.values(), *counts])
-    numbers = ["name", "hidden_size", "layers", "heads", "vocab_size", "attention_window", "used by"]
-    known = [
-        [x.name, *map(str, (x.hidden_size, x.layers, x.heads, x.vocab_size, x.window)), x.source]
-        for x in table.SIZES.values()
-    ]
+    counted = ["transformer", "titans-mag", "atlas-mag", "qk-mag"]
+    numbers = ["name", "hidden_size", "layers", "heads", "vocab_size", "attention_window", *counted, "used by"]
+    known = []
+    for x in table.SIZES.values():
+        shape = map(str, (x.hidden_size, x.layers, x.heads, x.vocab_size, x.window))
+        known.append([x.name, *shape, *(_short(table.count(table.config(row, x.name))) for row in counted), x.source])
     print_table(choices + [shape.name for shape in shapes], presets, left=choices, title="Presets")
-    print_table(numbers, known, left=numbers, title="Sizes")
+    print_table(numbers, known, left=[x for x in numbers if x not in counted], title="Sizes")
     print("One in full: mnemos presets atlas-mag --size 340m")
 
 

@@ -96,6 +96,8 @@ def theoretical_rank(spec: MemorySpec, unit: bool) -> int:
     d, p = spec.key_dim, spec.degree
     if spec.features in ("identity", "elementwise"):
         return d
+    if spec.features == "elementwise_concat":  # no constant among its features: a unit key's Σ x² = 1 ties nothing
+        return spec.lifted_dim
     polynomials = math.comb(d + p - 1, p) + math.comb(d + p - 2, p - 1) if unit else math.comb(d + p, p)
     return min(spec.lifted_dim, polynomials)
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.utils import deterministic
 
 from ..memory.chain_plan import Plan
+from ..memory.derivatives import SCAN, first_order_only
 from ..memory.joints import GeGlu
 from ..memory.mode import MAPS
 from .border import View, check, fields, view
@@ -146,7 +146,7 @@ class Chain(torch.autograd.Function):
         return y, *last
 
     @staticmethod
-    @once_differentiable
+    @first_order_only(SCAN)
     def backward(ctx, Dy, *Dlast):
         q, k, v, C, beta, f, end, keep, *given, saved, states = ctx.saved_tensors
         tensors = q, k, v, C, beta, f, end, keep

@@ -6,8 +6,8 @@ import ctypes
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from ..memory.derivatives import SCAN, first_order_only
 from .border import View, check, view
 from .build import library
 
@@ -32,7 +32,7 @@ class DecayProducts(torch.autograd.Function):
         return P
 
     @staticmethod
-    @once_differentiable
+    @first_order_only(SCAN)
     def backward(ctx, DP: Tensor):
         x, P = ctx.saved_tensors
         Dx = torch.empty_like(x)

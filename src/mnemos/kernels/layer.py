@@ -7,9 +7,10 @@ import functools
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from ..memory.derivatives import first_order_only
 from ..memory.norm import rms_norm
+from ..memory.recompute import gradients
 from .border import View, check, fields, view
 from .build import Unavailable, library
 
@@ -89,7 +90,7 @@ class Mix(torch.autograd.Function):
         return *outputs, x[:, T - context :].clone() if context <= T else torch.cat([tail[:, T:], x], 1)
 
     @staticmethod
-    @once_differentiable
+    @first_order_only("use backend='torch'")
     def backward(ctx, *grads):
         x, tail, weight = ctx.saved_tensors
         given = [None if D is None else D.contiguous() for D in grads[:3]]
@@ -117,12 +118,12 @@ def _mix(ctx, x: Tensor, tail: Tensor | None, weight: Tensor | None) -> _Mix:
 
 
 class GatedNorm(torch.autograd.Function):
-    """x (..., D), scale of x's last axes or None, gate like x or None -> rms_norm(x) · scale · silu(gate), (..., D)."""
+    """x (..., D), scale of x's last axes or None, gate like x or None -> rms_norm(x) · scale · silu(gate), (..., D). All contiguous:
+    a copy made here would have no history, which second derivatives need."""
 
     @staticmethod
     def forward(ctx, x: Tensor, scale: Tensor | None, gate: Tensor | None, epsilon: float) -> Tensor:
-        x = x.contiguous()
-        scale, gate = (None if y is None else y.contiguous() for y in (scale, gate))
+        assert all(y is None or y.is_contiguous() for y in (x, scale, gate))
         ctx.epsilon = epsilon
         ctx.save_for_backward(x, scale, gate)
         y = torch.empty_like(x)
@@ -135,10 +136,11 @@ class GatedNorm(torch.autograd.Function):
     def backward(ctx, Dy: Tensor):  # ty: ignore[incompatible-method-override]
         x, scale, gate = ctx.saved_tensors
         if torch.is_grad_enabled():  # somebody wants second derivatives, which torch knows
-            wanted = [y for y, need in zip((x, scale, gate), ctx.needs_input_grad) if need]
-            y = rms_norm(x, scale, ctx.epsilon, gate, backend="torch")
-            found = iter(torch.autograd.grad(y, wanted, Dy, create_graph=True))
-            return *(next(found) if need else None for need in ctx.needs_input_grad[:3]), None
+
+            def function(x, scale, gate):
+                return (rms_norm(x, scale, ctx.epsilon, gate, backend="torch"),)
+
+            return *gradients(function, (x, scale, gate), ctx.needs_input_grad[:3], (Dy,)), None
         Dy = Dy.contiguous()
         Dx, Dscale, Dgate = (None if y is None else torch.empty_like(y) for y in (x, scale, gate))
         job = _gated_norm(x, scale, gate, ctx.epsilon)

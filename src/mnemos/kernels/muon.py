@@ -8,9 +8,9 @@ from __future__ import annotations
 import ctypes
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from ..memory.chain_muon import MuonPlan
+from ..memory.derivatives import SCAN, first_order_only
 from ..memory.newton_schulz import FLOOR, STAGE, WIDE
 from .border import fields
 from .chain import Many, Views, call, room, sizes_of
@@ -51,7 +51,9 @@ class Muon(torch.autograd.Function):
         W, S, given = ([x.contiguous() for x in xs] for xs in (mats[:D], mats[D : 2 * D], mats[2 * D :]))
         saving = chain.grad and any(ctx.needs_input_grad)
         (N, G), L = k.shape[:2], beta.shape[2] - 1
-        rule = Rule(plan.commit, plan.steps, STAGE, Many(*plan.parts), WIDE, *plan.coefficients, FLOOR)
+        assert len(set(plan.coefficients)) == 1  # mode.py keeps other schedules from here
+        steps, polynomial = len(plan.coefficients), plan.coefficients[0]
+        rule = Rule(plan.commit, steps, STAGE, Many(*plan.parts), WIDE, *polynomial, FLOOR)
         what = sizes_of(chain, k, L, 1, W, saving), rule
         per_tile, per_state = room("muon", Arrays, *what)
         y = k.new_empty(N, G, L, v.shape[3]) if chain.reads else k.new_empty(0)
@@ -67,7 +69,7 @@ class Muon(torch.autograd.Function):
         return y, *last_W, *last_S
 
     @staticmethod
-    @once_differentiable
+    @first_order_only(SCAN)
     def backward(ctx, Dy, *Dlast):
         D = len(Dlast) // 2
         *rest, saved, states = ctx.saved_tensors

@@ -49,13 +49,15 @@ class LayerSizes(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("dim", "momentum", "retain", "residual")),
         ("lr_ceiling", ctypes.c_double),
+        ("start", ctypes.POINTER(ctypes.c_double)),
+        ("start_bytes", ctypes.c_int64),
     ]
 
 
 class Layer(ctypes.Structure):
     _fields_ = [
         *addresses("gemm"),
-        *views("x", "tail", "qkv", "conv", "gates", "gates_bias", "retain"),
+        *views("x", "tail", "qkv", "conv", "gates", "gates_offset", "retain"),
         *views("norm", "start_norm", "output_gate", "out", "y", "new_tail"),
     ]
 
@@ -77,13 +79,13 @@ class Ring(ctypes.Structure):
 class BlockSizes(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("B", "dim", "hidden", "gates", "additive", "threads", "poison")),
-        *((name, ctypes.c_double) for name in ("mixer_eps", "between_eps", "feed_eps")),
+        *((name, ctypes.c_double) for name in ("mixer_eps", "between_eps", "feed_eps", "gate_start")),
     ]
 
 
 class Block(ctypes.Structure):
     _fields_ = [
         *addresses("gemm"),
-        *views("x", "mixer_norm", "between", "gate", "gate_bias", "feed_norm", "gate_up", "down", "y"),
+        *views("x", "mixer_norm", "between", "gate", "gate_offset", "feed_norm", "gate_up", "down", "y"),
         *addresses("layer_sizes", "mix", "sizes", "layer", "arrays", "ring_sizes", "ring"),
     ]

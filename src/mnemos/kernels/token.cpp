@@ -320,14 +320,15 @@ void mix(const T* x, const T* tail, const T* weight, T* y, T* new_tail, const Mi
   }
 }
 
-// models/gate.py: g y + (1 - g) m, or y + g m where additive, with g = sigmoid(M x + bias) for dim / gates channels each; B rows
+// models/gate.py: g y + (1 - g) m, or y + g m where additive, with g = sigmoid(M x + offset + start) for dim / gates channels
+// each; B rows
 template <typename T>
-void join(const T* x, const T* y, const T* m, const T* M, const T* bias, T* z, int64_t B, int64_t dim, int64_t gates,
-          int64_t additive) {
+void join(const T* x, const T* y, const T* m, const T* M, const T* offset, T* z, int64_t B, int64_t dim, int64_t gates,
+          int64_t additive, T start) {
   const int64_t n = dim / gates;
   for (int64_t b = 0; b < B; b++)
     for (int64_t h = 0; h < gates; h++) {
-      const T g = sigmoid(dot(x + b * dim, M + h * dim, dim) + bias[h]);
+      const T g = sigmoid(dot(x + b * dim, M + h * dim, dim) + (offset[h] + start));
       for (int64_t i = b * dim + h * n; i < b * dim + (h + 1) * n; i++)
         z[i] = additive ? y[i] + g * m[i] : g * y[i] + (1 - g) * m[i];
     }
@@ -351,7 +352,7 @@ template <typename T>
 struct Layer {
   Gemm<T> gemm;
   View<const T> x, tail;                              // B dim, B width-1 C
-  View<const T> qkv, conv, gates, gates_bias, retain;  // the layer's parameters; retain: H, the same at all tokens
+  View<const T> qkv, conv, gates, gates_offset, retain;  // the layer's parameters; retain: H, the same at all tokens
   View<const T> norm, start_norm, output_gate, out;    // start_norm: none where the start is not read
   View<T> y, new_tail;                                 // B dim, B width-1 C
 };
@@ -359,6 +360,7 @@ struct Layer {
 struct LayerSizes {
   int64_t dim, momentum, retain, residual;  // retain: whether it comes from x
   double lr_ceiling;
+  View<const double> start;  // what is added to the gates' logits: H each for lr, momentum and retain, as far as there are such gates
 };
 
 // kNotFinite: a gate is not finite, and nothing was written
@@ -375,13 +377,15 @@ int layer(const LayerSizes& l, const Mix& m, const Sizes& s, const Layer<T>& p, 
   bool finite = true;
   for (int64_t b = 0; b < B; b++)
     for (int64_t h = 0; h < H; h++) {
-      const T *z = mapped + b * gates + h, *bias = p.gates_bias + h;
+      const T *z = mapped + b * gates + h, *offset = p.gates_offset + h;
+      const double* start = l.start + h;
+      const auto logit = [&](int64_t i) { return z[i] + offset[i] + T(start[i]); };
       const int64_t at = b * H + h;
-      const T push = l.momentum ? z[H] + bias[H] : T(0);
+      const T push = l.momentum ? logit(H) : T(0);
       const int64_t k = l.momentum ? 2 * H : H;
-      lr[at] = T(l.lr_ceiling) * sigmoid(z[0] + bias[0]) * (l.momentum ? sigmoid(-push) : T(1));
+      lr[at] = T(l.lr_ceiling) * sigmoid(logit(0)) * (l.momentum ? sigmoid(-push) : T(1));
       momentum[at] = sigmoid(push);
-      retain[at] = l.retain ? sigmoid(z[k] + bias[k]) : p.retain ? sigmoid(p.retain[h]) : T(1);
+      retain[at] = l.retain ? sigmoid(logit(k)) : p.retain ? sigmoid(p.retain[h] + T(start[k])) : T(1);
       finite = finite && std::isfinite(lr[at] + momentum[at] + retain[at]);
     }
   if (!finite) return kNotFinite;
@@ -516,7 +520,7 @@ int feed(Gemm<T> gemm, const T* x, const T* gate_up, const T* down, T* y, int64_
 template <typename T>
 struct Block {
   Gemm<T> gemm;
-  View<const T> x, mixer_norm, between, gate, gate_bias, feed_norm, gate_up, down;  // x: B dim
+  View<const T> x, mixer_norm, between, gate, gate_offset, feed_norm, gate_up, down;  // x: B dim
   View<T> y;                                                                        // B dim
   const LayerSizes* layer_sizes;  // these five: none without memory
   const Mix* mix;
@@ -529,7 +533,7 @@ struct Block {
 
 struct BlockSizes {
   int64_t B, dim, hidden, gates, additive, threads, poison;
-  double mixer_eps, between_eps, feed_eps;
+  double mixer_eps, between_eps, feed_eps, gate_start;
 };
 
 // as `layer` returns
@@ -561,7 +565,7 @@ int block(const BlockSizes& s, const Block<T>& p) {
     if (attend(*p.ring_sizes, part) != kDone) return kNoMemory;
   }
   if (p.gate) {
-    join<T>(normed, attention, memory, p.gate, p.gate_bias, mixed, s.B, s.dim, s.gates, s.additive);
+    join<T>(normed, attention, memory, p.gate, p.gate_offset, mixed, s.B, s.dim, s.gates, s.additive, T(s.gate_start));
   } else {
     for (int64_t i = 0; i < size; i++) mixed[i] = (p.layer ? memory[i] : T(0)) + (p.ring ? attention[i] : T(0));
   }
@@ -622,7 +626,8 @@ bool fits(const LayerSizes& l, const Mix& m, const Sizes& s, const Layer<T>& p, 
   border.that(s.lanes == m.B * m.H && s.heads == m.H && s.entries == 1 && s.in[0] == m.K && s.out[s.groups - 1] == m.V);
   border.that(!l.residual || m.K == m.V);
   border.array(p.tail, {m.B, past, C}).array(p.new_tail, {m.B, past, C}).array(p.conv, {m.width, C});
-  border.array(p.qkv, {C, l.dim}).array(p.gates, {gates, l.dim}).array(p.gates_bias, {gates}).optional(p.retain, {m.H});
+  border.array(p.qkv, {C, l.dim}).array(p.gates, {gates, l.dim}).array(p.gates_offset, {gates}).optional(p.retain, {m.H});
+  border.array(l.start, {gates + (p.retain && !l.retain ? m.H : 0)});
   border.array(p.norm, {m.V}).optional(p.start_norm, {m.V}).optional(p.output_gate, {m.H * m.V, l.dim});
   border.array(p.out, {l.dim, m.H * m.V});
   if (!in_block) border.array(p.x, {m.B, l.dim}).array(p.y, {m.B, l.dim});
@@ -651,7 +656,7 @@ bool fits(const BlockSizes& s, const Block<T>& p) {
   border.array(p.mixer_norm, {s.dim}).array(p.feed_norm, {s.dim}).optional(p.between, {s.dim});
   border.array(p.gate_up, {2, s.hidden, s.dim}).array(p.down, {s.dim, s.hidden});
   border.that(p.layer || p.ring).that(!(p.gate || p.between) || (p.layer && p.ring));
-  if (p.gate) border.that(s.gates > 0 && s.dim % s.gates == 0).array(p.gate, {s.gates, s.dim}).array(p.gate_bias, {s.gates});
+  if (p.gate) border.that(s.gates > 0 && s.dim % s.gates == 0).array(p.gate, {s.gates, s.dim}).array(p.gate_offset, {s.gates});
   if (p.layer && border) border.that(p.layer_sizes && p.mix && p.sizes && p.arrays);
   if (p.layer && border)
     border.that(p.layer_sizes->dim == s.dim && p.mix->B == s.B)
@@ -698,13 +703,13 @@ bool fits(const BlockSizes& s, const Block<T>& p) {
     border.array(gate_up, {2, hidden, dim}).array(down, {dim, hidden});                                                  \
     return gemm && border ? feed<T>(gemm, x, gate_up, down, y, B, dim, hidden, threads) : kRefused;                      \
   }                                                                                                                      \
-  int mnemos_join_##T(const View<T>* views, int64_t B, int64_t dim, int64_t gates, int64_t additive) {                   \
+  int mnemos_join_##T(const View<T>* views, int64_t B, int64_t dim, int64_t gates, int64_t additive, double start) {     \
     const View<T> x = views[0], y = views[1], m = views[2], M = views[3], bias = views[4], z = views[5];                 \
     Border border;                                                                                                       \
     border.sizes({B, dim, gates}, 1).that(gates > 0 && dim % gates == 0);                                                \
     border.array(x, {B, dim}).array(y, {B, dim}).array(m, {B, dim}).array(z, {B, dim});                                  \
     if (!border.array(M, {gates, dim}).array(bias, {gates})) return kRefused;                                            \
-    join<T>(x, y, m, M, bias, z, B, dim, gates, additive);                                                               \
+    join<T>(x, y, m, M, bias, z, B, dim, gates, additive, T(start));                                                               \
     return kDone;                                                                                                        \
   }                                                                                                                      \
   int mnemos_range_##T(const View<T>* views, double* ends, int64_t n) {                                                  \

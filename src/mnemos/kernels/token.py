@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils import deterministic
 
 from ..memory.config import NeuralMemoryConfig
+from ..memory.gating import fixed_retain_logits, gate_logits
 from ..memory.mode import MAPS
 from ..memory.spec import MemorySpec
 from ..memory.structures import Chain
@@ -78,7 +79,7 @@ ARGUMENTS = {  # p: pointer, i: int64, d: double
     "attend": "pp",
     "block": "pp",
     "feed": "ppiiii",
-    "join": "piiii",
+    "join": "piiiid",
 }
 
 
@@ -217,8 +218,19 @@ def _layer_sizes(
     spec, H = config.spec, config.head_count
     retain = bool(config.retain) and config.retain != "fixed"
     bound = config.value_bound or 0.0
+    logits = gate_logits(config)
+    start = [logits["lr"]] * H + [logits["momentum"]] * (H if config.momentum else 0)
+    start += fixed_retain_logits(config, torch.float64, "cpu").tolist() if not retain else [logits["retain"]] * H
     return (
-        LayerSizes(config.dim, config.momentum, retain, spec.residual, config.lr_ceiling),
+        LayerSizes(
+            config.dim,
+            config.momentum,
+            retain,
+            spec.residual,
+            config.lr_ceiling,
+            (ctypes.c_double * len(start))(*start),
+            8 * len(start),
+        ),
         Mix(B, H, spec.key_dim, spec.value_dim, width, QK_NORMS[config.qk_norm], config.eps, bound),
         _sizes(spec, B, H, threads, poison),
     )
@@ -229,7 +241,7 @@ def layer(
 ) -> tuple[LayerCall, Tensor | None]:
     """A memory layer at one token, to be called or given to `block`, and where the new tail will be.
 
-    parameters: qkv, convolution, gates and their bias, fixed retain, norm, norm of the start, output gate, out, and the start's maps
+    parameters: qkv, convolution, gates and their offset, that of fixed retain, norm, norm of the start, output gate, out, and the start's maps
     where it is read; all contiguous. old, new: as in `chain_step`.
     """
     W, conv, start = old[0], parameters[1], [x for x in parameters[9:] if x is not None]
@@ -278,7 +290,8 @@ def block(
     x: Tensor,
     norms: Sequence[Tensor | None],
     eps: tuple[float, float, float],
-    gate: tuple[Tensor, Tensor] | None,
+    gate: Sequence[Tensor],
+    gate_start: float,
     additive: bool,
     feed: tuple[Tensor, Tensor],
     memory: LayerCall | None = None,
@@ -287,16 +300,16 @@ def block(
     """A residual block at one token, x (B, 1, dim) -> y (B, 1, dim); None where a gate of its memory is not finite: nothing is written.
 
     norms: before the mixer, between memory and attention (which then follow each other), before the feed-forward part; with their eps.
-    gate: weight and bias of what joins attention and memory. feed: gate_up and down. All contiguous.
+    gate: weight and offset of what joins attention and memory, or none; gate_start: its initial logit. feed: gate_up and down. All contiguous.
     """
     x = x.contiguous()
     y, (B, _, dim), hidden = torch.empty_like(x), x.shape, feed[1].shape[1]
-    weight, bias = gate or (None, None)
+    weight, offset = gate or (None, None)
     gates = 0 if weight is None else weight.shape[0]
-    sizes = _block_sizes(B, dim, hidden, gates, additive, torch.get_num_threads(), _poison(), *eps)
+    sizes = _block_sizes(B, dim, hidden, gates, additive, torch.get_num_threads(), _poison(), *eps, gate_start)
     parts = [None] * 5 if memory is None else map(ctypes.addressof, memory.structs)
     rings = [None] * 2 if attention is None else map(ctypes.addressof, attention.structs)
-    pointers = Block(gemm(x.dtype), *_at(x, *norms[:2], weight, bias, norms[2], *feed, y), *parts, *rings)
+    pointers = Block(gemm(x.dtype), *_at(x, *norms[:2], weight, offset, norms[2], *feed, y), *parts, *rings)
     return y if _run("block", x.dtype, ctypes.addressof(sizes), ctypes.addressof(pointers)) else None
 
 
@@ -309,9 +322,9 @@ def feed(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     return y
 
 
-def join(x: Tensor, y: Tensor, m: Tensor, weight: Tensor, bias: Tensor, additive: bool) -> Tensor:
-    """g y + (1 - g) m, or y + g m: g = sigmoid of a linear map of x, each of its outputs for as many channels; y, m (..., dim)."""
+def join(x: Tensor, y: Tensor, m: Tensor, weight: Tensor, offset: Tensor, start: float, additive: bool) -> Tensor:
+    """g y + (1 - g) m, or y + g m: g = sigmoid(weight x + offset + start), each of its outputs for as many channels; y, m (..., dim)."""
     x, y, m = x.contiguous(), y.contiguous(), m.contiguous()
     z, (gates, dim) = torch.empty_like(y), weight.shape
-    _run("join", x.dtype, _views(x, y, m, weight, bias, z), x.numel() // dim, dim, gates, additive)
+    _run("join", x.dtype, _views(x, y, m, weight, offset, z), x.numel() // dim, dim, gates, additive, start)
     return z

@@ -115,8 +115,10 @@ def _muon_tile(spec, piece, q, co, lr, W, S, uses):
     beta = co.beta.unsqueeze(-1)  # G L+1 1
     W_end = [beta[:, -1:] * w for w in W]
     if piece.commit:
-        coefficients = NS_COEFFICIENTS[spec.ns_coefficients]
-        W_end = [w + lr[:, -1:, None] * newton_schulz(s, spec.ns_steps, coefficients) for w, s in zip(W_end, moved)]
+        coefficients, along = NS_COEFFICIENTS[spec.ns_coefficients], moved
+        if spec.nesterov:
+            along = _momentum_end(co._replace(n=co.C, m=co.f), S, uses)
+        W_end = [w + lr[:, -1:, None] * newton_schulz(s, spec.ns_steps, coefficients) for w, s in zip(W_end, along)]
     y = None
     if q is not None and spec.read == "before":
         y = _read(spec, q, W, beta[:, :-1])

@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from . import packed
 from .ahead import GROUP, Ahead
 from .anchors import Implied, Plain, keys_again, keys_again_at, run_keys, run_keys_backward
 from .chain_coefficients import Coefs, key_rows_of, read_at, tile_coefficients
 from .chain_plan import Plan, blocks, pack, plan_of, rows_of, unpack
+from .derivatives import SCAN, first_order_only
 from .mode import Mode, chain_kernel
 from .packed import End, Rows
 from .rules import Coefficients
@@ -255,7 +255,7 @@ class _Chain(torch.autograd.Function):
         return (y, *(x.clone() for x in tile.state))
 
     @staticmethod
-    @once_differentiable
+    @first_order_only(SCAN)
     @without_autocast
     def backward(ctx, Dy, *Dend_state):
         plan = ctx.plan

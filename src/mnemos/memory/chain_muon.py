@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .anchors import Plain, run_keys, run_keys_backward
 from .chain_plan import Plan, pack, plan_of, rows_of, unpack
+from .derivatives import SCAN, first_order_only
 from .mode import Mode, muon_kernel
-from .newton_schulz import orthogonalise, orthogonalise_backward
+from .newton_schulz import Polynomial, orthogonalise, orthogonalise_backward, polynomials
 from .rules import Coefficients
 from .spec import NS_COEFFICIENTS, MemorySpec
 from .tile import Side
@@ -33,8 +33,7 @@ class MuonPlan(NamedTuple):
     chain: Plan
     commit: bool
     parts: tuple[int, ...]  # matrices side by side in each fused map
-    steps: int
-    coefficients: tuple[float, float, float]
+    coefficients: tuple[Polynomial, ...]  # of each iteration
 
 
 def run(
@@ -59,8 +58,7 @@ def run(
         chain=plan_of(spec, piece, q is not None, bool(S), mode)._replace(save_every=save_every),
         commit=piece.commit,
         parts=tuple(len(group) for group in chain.groups),
-        steps=spec.ns_steps,
-        coefficients=NS_COEFFICIENTS[spec.ns_coefficients],
+        coefficients=polynomials(NS_COEFFICIENTS[spec.ns_coefficients], spec.ns_steps),
     )
     form = chain.groups, plan.chain.widens
     given = [] if piece.fresh else pack(A, *form)
@@ -170,7 +168,7 @@ def _commit(plan: MuonPlan, beta: Tensor, lr: Tensor, W: list[Tensor], moved: li
         return new, []
     steps, grams = [], []
     for stack in _stack(plan, moved):
-        step, gram = orthogonalise(stack, plan.steps, plan.coefficients)
+        step, gram = orthogonalise(stack, plan.coefficients)
         steps.append(step)
         grams += gram
     for w, step in zip(new, _unstack(plan, steps, W)):
@@ -221,7 +219,7 @@ class _Muon(torch.autograd.Function):
         return (y, *W, *S)
 
     @staticmethod
-    @once_differentiable
+    @first_order_only(SCAN)
     @without_autocast
     def backward(ctx, Dy, *Dend):
         plan, D = ctx.plan, ctx.layers
@@ -320,7 +318,8 @@ def _commit_backward(plan: MuonPlan, moved, grams, DW, Dlr: Tensor) -> list[Tens
     """Gradient of the momentum, for lr 1, from that of the weights; adds to Dlr."""
     grads = []
     for index, (stack, D_stack) in enumerate(zip(_stack(plan, moved), _stack(plan, DW))):
-        mine = list(grams[index * plan.steps : (index + 1) * plan.steps])
+        steps = len(plan.coefficients)
+        mine = list(grams[index * steps : (index + 1) * steps])
         inner, grad = orthogonalise_backward(stack, mine, plan.coefficients, D_stack)
         Dlr += inner.view(-1, len(Dlr)).sum(0)
         grads.append(grad)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
@@ -70,7 +72,7 @@ def check_query(q: Tensor, state: MemoryState, spec: MemorySpec, features) -> No
 def check_state(state: MemoryState, spec: MemorySpec, batch: int, heads: int, device: torch.device) -> None:
     if not isinstance(state, MemoryState):
         raise ValueError(f"state is a {_kind(state)}, but must be a MemoryState (spec.initial_state(W0, batch=...))")
-    if state.spec is not spec and state.spec != spec:
+    if state.spec is not spec and state.spec != spec and not _same_but_for_steps(state.spec, spec):
         raise ValueError("state belongs to another spec; make one with spec.initial_state(W0, batch=...)")
     if state.batch != batch:
         raise ValueError(f"state holds {state.batch} rows, but the input has {batch}")
@@ -80,6 +82,11 @@ def check_state(state: MemoryState, spec: MemorySpec, batch: int, heads: int, de
         raise ValueError(f"state is on {state.position.device}, but the input is on {device}; use state.to(...)")
     if state.own and not state.inplace:
         state.own = False  # what comes of this call may hold its tensors too
+
+
+def _same_but_for_steps(own: MemorySpec, spec: MemorySpec) -> bool:
+    """Whether a call may use `spec` on a state of `own`: more or fewer Newton–Schulz iterations leave the state what it is."""
+    return own.rule == spec.rule == "muon" and dataclasses.replace(own, ns_steps=spec.ns_steps) == spec
 
 
 def _kind(x) -> str:

@@ -69,6 +69,9 @@ class NeuralMemoryConfig:
     read: str = "after"
     ns_steps: int = 5
     ns_coefficients: str = "muon"
+    nesterov: bool = False
+    lr_position: str = "outside"
+    step_size: float = 1.0
     normalize: bool = False
     skip: bool = False
 
@@ -140,6 +143,8 @@ class NeuralMemoryConfig:
             )
         if not (is_number(self.eps) and self.eps > 0):
             raise ValueError(f"eps={self.eps!r} must be > 0")
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov=True looks ahead along the momentum: it needs momentum=True")
         if not self.learned_start and len(self.spec.network.shapes()) > 1:
             raise ValueError(
                 f"learned_start=False starts all weights at 0, from where structure={self.structure!r} with its "

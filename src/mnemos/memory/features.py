@@ -1,10 +1,11 @@
 """Feature maps φ: what a key or query is lifted to before it meets the memory. One object serves both.
 
 Shapes: H heads, D key dim (`dim_in`), F features (`dim_out`), p degree; every map takes (..., H, D) to (..., H, F).
-Only `monomials`, and `sketch` approximately, raises the rank of what a linear memory can hold: C(D+p, p) instead of D.
+`monomials`, and `sketch` approximately, raise the rank of what a linear memory can hold to C(D+p, p), `elementwise_concat` to p D.
 
 All maps but identity compute in float32 or wider and return that. Random matrices are drawn from the map's own seed,
 which leaves torch's random state alone, are shared by all heads (whose memories never meet) and are in the state_dict.
+Coefficients start at constants; what is learned are offsets to these, 0 at first, as an initialisation from outside makes them.
 """
 
 from __future__ import annotations
@@ -107,21 +108,74 @@ class Elementwise(FeatureMap):
     name = "elementwise"
 
     def build(self) -> None:
-        self.coefficients = nn.Parameter(_inverse_factorials(self.heads, self.degree)[:, 1:].clone())
+        self.coefficients_offset = nn.Parameter(torch.zeros(self.heads, self.degree))
+        self._start = _Constant(_inverse_factorials(self.degree)[1:])
+
+    @property
+    def coefficients(self) -> Tensor:
+        """a_1..a_p per head: (H, p), float32 or wider."""
+        return self._start.on(self.coefficients_offset.device) + self.coefficients_offset
 
     def forward(self, x: Tensor) -> Tensor:
-        x = _widen(x, self.coefficients)
+        x = _widen(x, self.coefficients_offset)
         total, *lower = reversed(self.coefficients.to(x.dtype).unsqueeze(-1).unbind(1))  # p of (H 1)
         for coefficient in lower:
             total = total * x + coefficient
         return total * x
 
 
+class _Polynomial(FeatureMap):
+    """Kernels Σ a_i (q·k)^i / Σ a_i with learned a_i = exp(log_coefficients[:, i])."""
+
+    def build(self) -> None:
+        self.log_coefficients_offset = nn.Parameter(torch.zeros(self.heads, self.degree + 1))
+        self._start = _Constant(_inverse_factorials(self.degree).log())
+
+    @property
+    def log_coefficients(self) -> Tensor:
+        """log a_0..log a_p per head: (H, p+1), float32 or wider."""
+        return self._start.on(self.log_coefficients_offset.device) + self.log_coefficients_offset
+
+
 @register_features
-class Monomials(FeatureMap):
+class ElementwiseConcat(FeatureMap):
+    """φ(x) = [a_1 x, a_2 x², …, a_p x^p] side by side, p D features; a_i learnable per head, 1/i! at first.
+
+    The linear part keeps its size and no power of a coordinate of a unit key exceeds 1, so a unit key has norm 1 at least and
+    √(Σ a_i²) at most, 1.13 at the start: nothing is rescaled.
+
+    >>> ElementwiseConcat(dim=2, heads=1, degree=2)(torch.tensor([[1.0, 2.0]])).tolist()
+    [[1.0, 2.0, 0.5, 2.0]]
+    """
+
+    name = "elementwise_concat"
+
+    @classmethod
+    def lifted_dim(cls, key_dim: int, degree: int, feature_dim: int | None) -> int:
+        return key_dim * degree
+
+    def build(self) -> None:
+        self.coefficients_offset = nn.Parameter(torch.zeros(self.heads, self.degree))
+        self._start = _Constant(_inverse_factorials(self.degree)[1:])
+
+    @property
+    def coefficients(self) -> Tensor:
+        """a_1..a_p per head: (H, p), float32 or wider."""
+        return self._start.on(self.coefficients_offset.device) + self.coefficients_offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = _widen(x, self.coefficients_offset)
+        powers = [x]
+        for _ in range(self.degree - 1):
+            powers.append(powers[-1] * x)
+        return (torch.stack(powers, dim=-2) * self.coefficients.to(x.dtype).unsqueeze(-1)).flatten(-2)
+
+
+@register_features
+class Monomials(_Polynomial):
     """All monomials of degree <= p, C(D+p, p) of them, scaled so that φ(q)·φ(k) = Σ_{i=0..p} a_i (q·k)^i / Σ a_i.
 
-    a_i = exp(log_coefficients[:, i]) per head, start 1/i!. Unit keys stay unit, so lr 1 stays an exact write.
+    a_i = exp(log_coefficients[:, i]) per head, 1/i! at first. Unit keys stay unit, so lr 1 stays an exact write.
 
     >>> phi = Monomials(dim=16, heads=1, degree=2)
     >>> q, k = torch.eye(16)[:2].unsqueeze(1)
@@ -136,12 +190,12 @@ class Monomials(FeatureMap):
         return math.comb(key_dim + degree, degree)
 
     def build(self) -> None:
-        self.log_coefficients = nn.Parameter(_inverse_factorials(self.heads, self.degree).log())
+        super().build()
         # Not buffers: transformers' from_pretrained overwrites non-persistent ones with uninitialised memory.
         self._tables = self._placed = _monomial_tables(self.dim_in, self.degree)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = _widen(x, self.log_coefficients)
+        x = _widen(x, self.log_coefficients_offset)
         if self._placed[0][0].device != x.device:
             self._placed = [tuple(table.to(x.device) for table in tables) for tables in self._tables]
         batch, power = x.shape[:-1], x
@@ -150,7 +204,7 @@ class Monomials(FeatureMap):
             # gather by an expanded index: 2-4 times as fast as index_select on the last axis, both ways
             power = power.gather(-1, parent.expand(*batch, -1)) * x.gather(-1, last.expand(*batch, -1))
             powers.append(power)
-        first, *rest = _kernel_roots(self.log_coefficients, x.dtype)
+        first, *rest = _kernel_roots(self.log_coefficients.to(x.dtype))
         scales = [first] + [root * count.to(x.dtype).sqrt() for root, (_, _, count) in zip(rest, self._placed)]
         return torch.cat(powers, dim=-1) * torch.cat(scales, dim=-1)
 
@@ -185,7 +239,7 @@ class TensorProjection(FeatureMap):
 
 
 @register_features
-class Sketch(FeatureMap):
+class Sketch(_Polynomial):
     """A random sketch of `Monomials`: `feature_dim` features (default 4 D), the same inner products on average.
 
     Degrees 0 and 1 are exact (1 + D features), the higher ones share the rest equally. A feature of degree i is a
@@ -206,7 +260,7 @@ class Sketch(FeatureMap):
         return least if degree == 1 else feature_dim or max(4 * key_dim, least)
 
     def build(self) -> None:
-        self.log_coefficients = nn.Parameter(_inverse_factorials(self.heads, self.degree).log())
+        super().build()
         rest, degrees = self.dim_out - 1 - self.dim_in, range(2, self.degree + 1)
         self.widths = [rest // len(degrees) + (i - 2 < rest % len(degrees)) for i in degrees]
         self.factor_widths = [width for i, width in zip(degrees, self.widths) for _ in range(i)]
@@ -216,8 +270,8 @@ class Sketch(FeatureMap):
             factor.copy_(_directions(*factor.shape, generator))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = _widen(x, self.log_coefficients)
-        roots = _kernel_roots(self.log_coefficients, x.dtype)
+        x = _widen(x, self.log_coefficients_offset)
+        roots = _kernel_roots(self.log_coefficients.to(x.dtype))
         features = [roots[0].expand(*x.shape[:-1], 1), x * roots[1]]
         factors = iter((x @ self.projection.to(x.dtype)).to(x.dtype).split(self.factor_widths, dim=-1))
         for i, width in enumerate(self.widths, start=2):
@@ -252,12 +306,15 @@ class Exp(FeatureMap):
         super().__init__(dim, heads, degree, feature_dim, seed=seed)
 
     def build(self) -> None:
-        self.log_scale = nn.Parameter(torch.empty(self.heads))
-        self.reset_parameters()
+        self.log_scale_offset = nn.Parameter(torch.zeros(self.heads))
 
-    @torch.no_grad()
     def reset_parameters(self) -> None:
-        self.log_scale.fill_(math.log(self.dim_in**0.5 / self.key_norm**2))
+        nn.init.zeros_(self.log_scale_offset)
+
+    @property
+    def log_scale(self) -> Tensor:
+        """log τ per head: (H,), float32 or wider."""
+        return _widen(self.log_scale_offset, self.log_scale_offset) + math.log(self.dim_in**0.5 / self.key_norm**2)
 
     @property
     def offset(self) -> Tensor:
@@ -265,7 +322,7 @@ class Exp(FeatureMap):
         return -(self.key_norm**2) * self.log_scale.exp()
 
     def forward(self, x: Tensor) -> Tensor:
-        x = _widen(x, self.log_scale)
+        x = _widen(x, self.log_scale_offset)
         return x * (self.log_scale.to(x.dtype) / 2).exp().unsqueeze(-1)
 
 
@@ -273,13 +330,27 @@ def _widen(x: Tensor, parameter: Tensor) -> Tensor:
     return x.to(torch.promote_types(torch.promote_types(x.dtype, parameter.dtype), torch.float32))
 
 
-def _inverse_factorials(heads: int, degree: int) -> Tensor:
-    return torch.tensor([[1 / math.factorial(i) for i in range(degree + 1)]] * heads)  # H p+1
+def _inverse_factorials(degree: int) -> Tensor:
+    """1/0!..1/p!: (p+1,)."""
+    return torch.tensor([1 / math.factorial(i) for i in range(degree + 1)], dtype=torch.float32, device="cpu")
 
 
-def _kernel_roots(log_coefficients: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+class _Constant:
+    """A float32 tensor that follows its module. No buffer: transformers' from_pretrained overwrites non-persistent ones with
+    uninitialised memory."""
+
+    def __init__(self, value: Tensor):
+        self.value = self.placed = value
+
+    def on(self, device: torch.device) -> Tensor:
+        if self.placed.device != device:
+            self.placed = self.value.to(device)
+        return self.placed
+
+
+def _kernel_roots(log_coefficients: Tensor) -> tuple[Tensor, ...]:
     """√(a_i / Σ a) for i = 0..p, each (H, 1)."""
-    return (log_coefficients.to(dtype).log_softmax(dim=-1) / 2).exp().unsqueeze(-1).unbind(1)
+    return (log_coefficients.log_softmax(dim=-1) / 2).exp().unsqueeze(-1).unbind(1)
 
 
 def _monomial_tables(dim: int, degree: int) -> list[tuple[Tensor, Tensor, Tensor]]:

@@ -20,11 +20,37 @@ def logit(p: float) -> float:
     return math.log(p / (1 - p))
 
 
+def gate_logits(config: NeuralMemoryConfig) -> dict[str, float]:
+    """The logits at which gates start, by gate; `fixed_retain_logits` has those of retain="fixed".
+
+    >>> round(gate_logits(NeuralMemoryConfig(dim=32, momentum_init=0.5))["momentum"], 3)
+    0.0
+    """
+    return {
+        "lr": logit(config.lr_start / config.lr_ceiling),
+        "momentum": logit(config.momentum_start),
+        "retain": logit(config.retain_init),
+        "lag": logit(config.gate_init),
+        "token": logit(config.gate_init),
+        "decay": logit(config.decay_init),
+    }
+
+
+def fixed_retain_logits(config: NeuralMemoryConfig, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """The logits (H,) at which retain="fixed" starts: half-lives from 22 tokens, head by head, to that of retain_init."""
+    slowest = math.log(1 - config.retain_init)
+    fastest = max(slowest, math.log(1 / 32))
+    log_lost = torch.linspace(fastest, slowest, config.head_count, dtype=dtype, device=device)
+    return (-log_lost.exp()).log1p() - log_lost
+
+
 class Gating(nn.Module):
     """x (B, T, dim) -> `Gates`, float32 or wider whatever x is, autocast or not.
 
-    All maps from x share one matmul, the hidden layer of the token gate included. Weights start at 0, so that every gate
-    starts at its `*_init` for every token; only the token gate's second layer must not, or its first would not learn.
+    All maps from x share one matmul, the hidden layer of the token gate included. The initial values of the gates are
+    constants of the config (`gate_logits`), and parameters are offsets to their logits: an initialisation from outside that
+    sets biases to 0 changes no gate. Weights start at 0 too, so that every gate starts at its `*_init` for every token; only
+    the token gate's second layer does not, or its first would not learn.
 
     >>> gating = Gating(NeuralMemoryConfig(dim=32, heads=2, window=3, gate="token*per-lag"))
     >>> gates = gating(torch.randn(1, 5, 32))
@@ -34,7 +60,7 @@ class Gating(nn.Module):
 
     def __init__(self, config: NeuralMemoryConfig):
         super().__init__()
-        self.config = config
+        self.config, self.starts = config, gate_logits(config)
         self.heads, self.window = config.head_count, config.spec.window
         self.sizes = {"lr": self.heads}
         if config.momentum:
@@ -45,39 +71,26 @@ class Gating(nn.Module):
             self.sizes["lag"] = self.heads * self.window
         if "token" in config.gate_parts:
             self.sizes["hidden"] = config.gate_hidden
-        self.linear = Linear(config.dim, sum(self.sizes.values()))
-        self.token = nn.Linear(config.gate_hidden, self.heads) if "token" in config.gate_parts else None
-        self.decay = nn.Parameter(torch.empty(self.heads)) if "decay" in config.gate_parts else None
-        self.retain = nn.Parameter(torch.empty(self.heads)) if config.retain == "fixed" else None
+        has_token, has_decay = ("token" in config.gate_parts), ("decay" in config.gate_parts)
+        self.linear = Linear(config.dim, sum(self.sizes.values()), bias=False)
+        self.offset = nn.Parameter(torch.empty(sum(self.sizes.values())))
+        self.token = nn.Linear(config.gate_hidden, self.heads, bias=False) if has_token else None
+        self.token_offset = nn.Parameter(torch.empty(self.heads)) if has_token else None
+        self.decay_offset = nn.Parameter(torch.empty(self.heads)) if has_decay else None
+        self.retain_offset = nn.Parameter(torch.empty(self.heads)) if config.retain == "fixed" else None
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        config = self.config
-        starts = {
-            "lr": config.lr_start / config.lr_ceiling,
-            "momentum": config.momentum_start,
-            "retain": config.retain_init,
-            "lag": config.gate_init,
-        }
         nn.init.zeros_(self.linear.weight)
-        for name, bias, weight in zip(
-            self.sizes, *(x.split(list(self.sizes.values())) for x in (self.linear.bias, self.linear.weight))
-        ):
-            if name == "hidden":
-                nn.init.normal_(weight, std=config.dim**-0.5)
-                nn.init.zeros_(bias)
-            else:
-                nn.init.constant_(bias, logit(starts[name]))
         if self.token is not None:
-            nn.init.normal_(self.token.weight, std=0.1 * config.gate_hidden**-0.5)
-            nn.init.constant_(self.token.bias, logit(config.gate_init))
-        if self.decay is not None:
-            nn.init.constant_(self.decay, logit(config.decay_init))
-        if self.retain is not None:  # half-lives from 22 tokens, head by head, to that of retain_init
-            slowest = math.log(1 - config.retain_init)
-            lost = torch.linspace(max(slowest, math.log(1 / 32)), slowest, self.heads, dtype=torch.float64).exp()
-            self.retain.copy_(torch.logit(1 - lost))
+            hidden = self.linear.weight[-self.config.gate_hidden :]
+            if not getattr(self.linear.weight, "_is_hf_initialized", False):  # else transformers has loaded it
+                nn.init.normal_(hidden, std=self.config.dim**-0.5)
+            nn.init.normal_(self.token.weight, std=0.1 * self.config.gate_hidden**-0.5)
+        for offset in (self.offset, self.token_offset, self.decay_offset, self.retain_offset):
+            if offset is not None:
+                nn.init.zeros_(offset)
 
     def forward(self, x: Tensor) -> Gates:
         if not torch.is_autocast_enabled(x.device.type):
@@ -90,8 +103,11 @@ class Gating(nn.Module):
         if self.linear.weight.dtype == wide:
             mapped = self.linear(x.to(wide))
         else:
-            mapped = linear(x.to(wide), self.linear.weight.to(wide), self.linear.bias.to(wide))
-        part = dict(zip(self.sizes, mapped.split(list(self.sizes.values()), dim=-1)))
+            mapped = linear(x.to(wide), self.linear.weight.to(wide))
+        if mapped.shape[-1] != len(self.offset):
+            raise ValueError(f"gating.linear has {mapped.shape[-1]} outputs, but {len(self.offset)} are expected")
+        parts = (mapped + self.offset.to(wide)).split(list(self.sizes.values()), dim=-1)
+        part = {name: z + self.starts[name] if name in self.starts else z for name, z in zip(self.sizes, parts)}
         gates = Gates(lr=self.config.lr_ceiling * part["lr"].sigmoid())
         if "momentum" in part:
             gates.momentum = part["momentum"].sigmoid()
@@ -99,15 +115,17 @@ class Gating(nn.Module):
                 gates.lr = gates.lr * (-part["momentum"]).sigmoid()
         if "retain" in part:
             gates.retain = part["retain"].sigmoid()
-        elif self.retain is not None:
-            gates.retain = self.retain.to(wide).sigmoid().expand_as(gates.lr)
+        elif self.retain_offset is not None:
+            offset = self.retain_offset.to(wide)
+            start = fixed_retain_logits(self.config, wide, x.device)
+            gates.retain = (offset + start).sigmoid().expand_as(gates.lr)
         if "lag" in part:
             gates.lag = part["lag"].sigmoid().unflatten(-1, (self.heads, self.window))
-        if self.token is not None:
-            hidden = F.silu(part["hidden"])
-            gates.gate = F.linear(hidden, self.token.weight.to(wide), self.token.bias.to(wide)).sigmoid()
-        if self.decay is not None:
-            gates.decay = self.decay.to(wide).sigmoid()
+        if self.token is not None and self.token_offset is not None:
+            weight, offset = self.token.weight.to(wide), self.token_offset.to(wide) + self.starts["token"]
+            gates.gate = F.linear(F.silu(part["hidden"]), weight, offset).sigmoid()
+        if self.decay_offset is not None:
+            gates.decay = (self.decay_offset.to(wide) + self.starts["decay"]).sigmoid()
         return gates
 
 

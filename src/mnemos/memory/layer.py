@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from .config import NeuralMemoryConfig
 from .conv import CausalConv1d
+from .derivatives import refuse_transforms
 from .features import Exp, make_features
 from .gating import Gating, momentum_since_commit
 from .linear import Linear
@@ -91,10 +92,10 @@ class NeuralMemory(nn.Module):
         self.output_gate = Linear(config.dim, H * self.spec.value_dim, bias=False) if config.output_gate else None
         self.out = Linear(H * self.spec.value_dim, config.dim, bias=False)
         self._shapes = shapes_of(self._token_parameters())
-        self.reset_start()
+        self.reset_parameters()
 
     @torch.no_grad()
-    def reset_start(self) -> None:
+    def reset_parameters(self) -> None:
         """Draw W0: hidden activations of a unit key have about unit norm; the last map is next to 0,
         so that what was written drowns out what was drawn, however small the learning rate. Hidden maps may grow no longer than they
         are drawn (`bounded`), for the memory's own steps grow with them. With features "exp" it is the first map that is 0: the
@@ -154,13 +155,16 @@ class NeuralMemory(nn.Module):
         mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         trace: bool = False,
+        ns_steps: int | None = None,
     ) -> tuple[Tensor, MemoryState] | tuple[Tensor, MemoryState, Trace]:
         """Write x (B, T, dim) and read it, token by token in meaning.
 
         mask: (B, T) bool; False tokens are skipped and their y is 0. cu_seqlens: (N+1,) boundaries of the documents packed
-        in a single row; the state then has N rows. trace=True also returns a `Trace`.
+        in a single row; the state then has N rows. trace=True also returns a `Trace`. ns_steps: Newton–Schulz iterations of this
+        call alone (rule "muon"); the state continues under the layer's own.
         """
         x, state = self._check(x, state, mask, cu_seqlens)
+        spec = self.spec if ns_steps is None else self.spec.with_ns_steps(ns_steps)
         if x.shape[1] == 1 and mask is None and cu_seqlens is None and not trace:
             done = self._token(x, state)
             if done is not None:
@@ -174,11 +178,11 @@ class NeuralMemory(nn.Module):
                     "trace=True does not go with cu_seqlens; run the documents as rows of a batch, with a mask"
                 )
             position = _positions(x, state, mask, None)
-            y, state, record = traced_scan(q, k, v, gates, state, self.spec, self.features, mask, position)
+            y, state, record = traced_scan(q, k, v, gates, state, spec, self.features, mask, position)
         elif x.shape[1] == 1 and cu_seqlens is None and not torch.is_grad_enabled():
-            y, state = step(q, k, v, gates, state, self.spec, self.features, mask, self.config.backend)
+            y, state = step(q, k, v, gates, state, spec, self.features, mask, self.config.backend)
         else:
-            y, state = scan(q, k, v, gates, state, self.spec, self.features, mask, cu_seqlens, self.config.backend)
+            y, state = scan(q, k, v, gates, state, spec, self.features, mask, cu_seqlens, self.config.backend)
         y, state = self._output(y, q, x), dataclasses.replace(state, conv=tail)
         return (y, state) if record is None else (y, state, record)
 
@@ -226,13 +230,13 @@ class NeuralMemory(nn.Module):
         """What the kernel for one token reads, in its order: the maps of the start are last."""
         modules = self.conv, self.norm, self.start_norm, self.output_gate
         mixing, norm, start, opening = (None if module is None else module.weight for module in modules)
-        gates, maps = self.gating.linear, () if self.start_norm is None else tuple(self.W0 or ())
+        gating, maps = self.gating, () if self.start_norm is None else tuple(self.W0 or ())
         return (
             self.qkv.weight,
             mixing,
-            gates.weight,
-            gates.bias,
-            self.gating.retain,
+            gating.linear.weight,
+            gating.offset,
+            gating.retain_offset,
             norm,
             start,
             opening,
@@ -254,13 +258,19 @@ class NeuralMemory(nn.Module):
         return self._output(read(q, state, self.spec, self.features), q, x)
 
     def write(
-        self, x: Tensor, state: MemoryState | None = None, mask: Tensor | None = None, cu_seqlens: Tensor | None = None
+        self,
+        x: Tensor,
+        state: MemoryState | None = None,
+        mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        ns_steps: int | None = None,
     ) -> MemoryState:
         """Memorise x (B, T, dim) without reading: the state `forward` would return, for less work."""
         x, state = self._check(x, state, mask, cu_seqlens)
         _, k, v, tail = self._project(x, state, mask, cu_seqlens)
         gates = self._gates(x, state, mask, cu_seqlens)
-        _, state = scan(None, k, v, gates, state, self.spec, self.features, mask, cu_seqlens, self.config.backend)
+        spec = self.spec if ns_steps is None else self.spec.with_ns_steps(ns_steps)
+        _, state = scan(None, k, v, gates, state, spec, self.features, mask, cu_seqlens, self.config.backend)
         return dataclasses.replace(state, conv=tail)
 
     def _project(self, x, state: MemoryState, mask, cu_seqlens) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -332,6 +342,7 @@ class NeuralMemory(nn.Module):
 
     def _check(self, x: Tensor, state: MemoryState | None, mask, cu_seqlens) -> tuple[Tensor, MemoryState]:
         """Refuse what does not fit, in words; fill in the state; blank masked tokens, which may hold anything."""
+        refuse_transforms("NeuralMemory")
         if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[-1] != self.config.dim or 0 in x.shape:
             got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(

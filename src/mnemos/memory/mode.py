@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.modules import module as module_calls
 
-from .spec import MemorySpec
+from .derivatives import transformed
+from .spec import NS_COEFFICIENTS, MemorySpec
 
 BACKENDS = ("auto", "torch", "cpp")
 MAPS = 16  # of a chain, at most, for the kernel
@@ -85,8 +86,10 @@ def _token():
 def _native_can(k: Tensor, spec: MemorySpec) -> bool:
     """Whether the kernels know this memory, and these keys are numbers in the CPU's memory."""
     plain = k.is_cpu and type(k) in PLAIN and not torch.compiler.is_compiling()
-    if not plain or spec.anchor != "chunk" or spec.grows:
+    if not plain or transformed() or spec.anchor != "chunk" or spec.grows:
         return False
+    if spec.rule == "muon" and (spec.nesterov or len(NS_COEFFICIENTS[spec.ns_coefficients]) > 1):
+        return False  # the kernel orthogonalises S itself, with one polynomial for all iterations
     return spec.chain is not None and len(spec.chain.groups) <= MAPS
 
 
@@ -139,7 +142,7 @@ def muon_kernel():
 
 def layer_kernel(backend: str, *tensors: Tensor | None):
     """The kernels for what a layer does around its scan, where they can take these tensors."""
-    if backend == "torch" or torch.compiler.is_compiling():
+    if backend == "torch" or torch.compiler.is_compiling() or transformed():
         return None
     from ..kernels import layer
 

@@ -39,7 +39,8 @@ def rms_norm(
     whole = weight is None or weight.shape == x.shape[x.dim() - weight.dim() :]
     kernel = layer_kernel(backend, x, weight, gate) if whole else None
     if kernel is not None:
-        return kernel.GatedNorm.apply(x, weight, gate, eps)
+        given = (None if y is None else y.contiguous() for y in (x, weight, gate))
+        return kernel.GatedNorm.apply(*given, eps)
     wide = _wide(x)
     y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     y = (y if weight is None else y * weight).to(x.dtype)

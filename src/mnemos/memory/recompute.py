@@ -6,11 +6,10 @@ in return the function must take all it needs gradients of as arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 
 def recomputed(function: Callable[..., tuple], *tensors: Tensor | None) -> tuple:
@@ -33,16 +32,35 @@ class _Recomputed(torch.autograd.Function):
         return function(*(x if x is None else x.detach() for x in tensors))
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, *grads: Tensor | None):
-        wanted = ctx.needs_input_grad[1:]
-        leaves = [x if x is None else x.detach().requires_grad_(need) for x, need in zip(ctx.saved_tensors, wanted)]
-        device = next(x.device.type for x in leaves if x is not None)
-        with torch.enable_grad(), torch.autocast(device, enabled=False):
-            outputs = ctx.function(*leaves)
-        pairs = [(y, g) for y, g in zip(outputs, grads) if g is not None and y.requires_grad]
-        if not pairs:
-            return (None,) * (1 + len(leaves))
-        ys, gs = zip(*pairs)
-        found = iter(torch.autograd.grad(ys, [x for x, need in zip(leaves, wanted) if need], gs, allow_unused=True))
-        return None, *(next(found) if need else None for need in wanted)
+        return None, *gradients(ctx.function, ctx.saved_tensors, ctx.needs_input_grad[1:], grads)
+
+
+def gradients(
+    function: Callable[..., tuple],
+    tensors: Sequence[Tensor | None],
+    wanted: Sequence[bool],
+    grads: Sequence[Tensor | None],
+) -> list[Tensor | None]:
+    """Gradients of function(*tensors), a tuple, with respect to the `wanted` tensors, from those of its outputs.
+
+    With gradients enabled (in a backward pass: under create_graph=True) they are part of the graph of `tensors` and `grads`.
+    """
+    again = torch.is_grad_enabled()
+
+    def entry(x: Tensor | None, need: bool) -> Tensor | None:
+        if x is None or not again:
+            return x if x is None else x.detach().requires_grad_(need)
+        return x.view_as(x) if need else x  # a view: one of the tensors may have been made from another
+
+    inputs = [entry(x, need) for x, need in zip(tensors, wanted)]
+    device = next(x.device.type for x in inputs if x is not None)
+    with torch.enable_grad(), torch.autocast(device, enabled=False):
+        outputs = function(*inputs)
+    pairs = [(y, g) for y, g in zip(outputs, grads) if g is not None and y.requires_grad]
+    if not pairs:
+        return [None] * len(inputs)
+    ys, gs = zip(*pairs)
+    leaves = [x for x, need in zip(inputs, wanted) if need and x is not None]
+    found = iter(torch.autograd.grad(ys, leaves, gs, create_graph=again, allow_unused=True))
+    return [next(found) if need else None for need in wanted]

@@ -151,9 +151,13 @@ class _Row:
             self.S = [_per_head(momentum, s) - _per_head(gates.lr, g) for s, g in zip(self.S, G)]
             self.W = [w + s for w, s in zip(self.W, self.S)]
         else:
-            self.S = [_per_head(momentum, s) - g for s, g in zip(self.S, G)]
+            inside = spec.lr_position == "inside"
+            pull = [_per_head(gates.lr, g) for g in G] if inside else G
+            rate = spec.step_size * one if inside else gates.lr
+            self.S = [_per_head(momentum, s) - g for s, g in zip(self.S, pull)]
             if (self.position + 1) % spec.commit == 0:
-                self.W = [w + _per_head(gates.lr, _newton_schulz(s, spec)) for w, s in zip(self.W, self.S)]
+                along = [_per_head(momentum, s) - g for s, g in zip(self.S, pull)] if spec.nesterov else self.S
+                self.W = [w + _per_head(rate, _newton_schulz(s, spec)) for w, s in zip(self.W, along)]
         self.position += 1
         self.keys, self.values, self.gates = (
             x[len(x) - spec.window + 1 :] for x in (self.keys, self.values, self.gates)
@@ -179,7 +183,7 @@ class _Row:
             key, held = self.listed.unsqueeze(0).transpose(1, 2), first[1] if spec.momentum else None
             pairs = Pairs(key, first[0], held, first[0] if aligned else first[2])
         return MemoryState(
-            spec=spec,
+            spec=like.spec,
             weights=weights,
             momentum=momentum if spec.momentum else [],
             anchor=anchor,
@@ -198,13 +202,14 @@ def _per_head(gate: Tensor, w: Tensor) -> Tensor:
 
 def _newton_schulz(S: Tensor, spec: MemorySpec) -> Tensor:
     """Textbook Newton–Schulz on each (d_in, d_out) matrix by itself."""
-    a, b, c = NS_COEFFICIENTS[spec.ns_coefficients]
+    schedule = NS_COEFFICIENTS[spec.ns_coefficients]
     norm = S.square().sum((-2, -1), keepdim=True)
     alive = norm >= 1e-14
     X = S / torch.where(alive, norm, torch.ones_like(norm)).sqrt()
     if S.shape[-2] > S.shape[-1]:
         X = X.mT
-    for _ in range(spec.ns_steps):
+    for i in range(spec.ns_steps):
+        a, b, c = schedule[min(i, len(schedule) - 1)]
         XX = X @ X.mT
         X = a * X + (b * XX + c * XX @ XX) @ X
     if S.shape[-2] > S.shape[-1]:

@@ -98,9 +98,15 @@ def gd_coefficients(
 
 
 def muon_coefficients(
-    momentum: Tensor | None, retain: Tensor | None, valid: Tensor, window: Tensor, native: bool = False
+    momentum: Tensor | None,
+    retain: Tensor | None,
+    valid: Tensor,
+    window: Tensor,
+    native: bool = False,
+    nesterov: bool = False,
 ) -> Coefficients:
-    """Coefficients of one commit interval: S at its end, and the decay of W at each of its tokens. C and f are empty.
+    """Coefficients of one commit interval: S at its end, and the decay of W at each of its tokens. C and f are empty, but with
+    nesterov: there they are to momentum_t S_t - G_t of the last token what n and m are to S_t.
 
     valid: (N, G, L), 0 where a token is skipped: it has no lr to silence its window.
     """
@@ -118,7 +124,13 @@ def muon_coefficients(
     else:
         beta = decay_products(torch.nn.functional.pad(retain, (1, 0), value=1.0), native)[..., 0]
     empty = beta.new_zeros(0)
-    return Coefficients(empty, beta, empty, n, m)
+    if not nesterov:
+        return Coefficients(empty, beta, empty, n, m)
+    own = torch.nn.functional.pad(window[..., -1:], (L - 1, 0)) if window.dim() == 3 else window[..., -1, :]
+    own = own * valid[..., -1:]
+    if momentum is None:
+        return Coefficients(own, beta, torch.zeros_like(m), n, m)
+    return Coefficients(momentum[..., -1:] * n + own, beta, momentum[..., -1] * m, n, m)
 
 
 def suffix_products(x: Tensor, native: bool = False) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from . import autograd_engine, chain_engine, chain_muon, exp_engine
 from .checks import check_inputs, check_query
+from .derivatives import refuse_transforms
 from .mode import Mode, choose_mode
 from .pairs import Opened, close_pairs, open_pairs
 from .ragged import scan_ragged
@@ -53,6 +54,7 @@ def scan(
     >>> y.shape, state.position.tolist()
     (torch.Size([2, 20, 1, 4]), [20, 20])
     """
+    refuse_transforms("scan")
     check_inputs(q, k, v, gates, state, spec, features, mask, cu_seqlens)
     mode = choose_mode(backend, k, spec)
     with torch.autocast(
@@ -225,14 +227,17 @@ def _run_piece(piece: Piece, tokens: Tokens, value: Tensor, W, S, A, spec: Memor
         coefficients = gd_coefficients(tiled.lr, tiled.momentum, tiled.retain, valid, window, tokens.mode.native)
     else:
         ones = torch.ones_like(tiled.lr) if valid is None else valid
-        coefficients = muon_coefficients(tiled.momentum, tiled.retain, ones, window, tokens.mode.native)
+        if spec.lr_position == "inside":
+            window = tiled.lr * window if c == 1 else tiled.lr.unsqueeze(-1) * window
+            tiled.lr = spec.step_size * ones
+        coefficients = muon_coefficients(tiled.momentum, tiled.retain, ones, window, tokens.mode.native, spec.nesterov)
     q = None if tokens.lifted_query is None else to_tiles(tokens.lifted_query, piece)
     k = to_entries(tokens.lifted_key, piece, c)
     v = to_entries(value, piece, c)
-    if spec.network.chain is not None and spec.rule == "muon":
+    if spec.network.chain is not None and spec.rule == "muon" and not spec.nesterov:
         return chain_muon.run(spec, piece, q, k, v, coefficients, tiled.lr, W, S, A, tokens.mode)
     moving_anchor = spec.anchor == "token" or (spec.structure == "linear" and piece.subchunks > 1)  # solved, not looped
-    if spec.network.chain is not None and not moving_anchor:
+    if spec.network.chain is not None and spec.rule == "gd" and not moving_anchor:
         return chain_engine.run(spec, piece, q, k, v, coefficients, W, S, A, tokens.mode)
     return autograd_engine.run(spec, piece, q, k, v, coefficients, tiled.lr, tiled.retain, W, S, A)
 

@@ -29,7 +29,34 @@ LIMITS = {
     "chunk_size": WIDEST,
     "ns_steps": 64,
 }
-NS_COEFFICIENTS = {"muon": (3.4445, -4.7750, 2.0315), "convergent": (1.875, -1.25, 0.375)}
+
+Polynomial = tuple[float, float, float]  # a, b, c of a x + b x³ + c x⁵, one iteration's effect on a singular value
+
+
+def _polar_express() -> tuple[Polynomial, ...]:
+    """Amsel, Persson, Musco and Gower 2025 (arXiv 2505.16932), algorithm 1: the polynomial that brings the interval left by the
+    iterations before it nearest to 1, beginning with [1e-3, 1]. As there, each but the last is taken at x / 1.01, for rounding; the
+    division of the matrix by 1.01 times its norm is part of the first."""
+    optimal = (
+        (8.28721201814563, -23.595886519098837, 17.300387312530933),
+        (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+        (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+        (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+        (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+        (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+        (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
+    )
+    powers = (2, *(1 for _ in optimal[1:]))
+    safe = [(a / 1.01**n, b / 1.01 ** (3 * n), c / 1.01 ** (5 * n)) for (a, b, c), n in zip(optimal, powers)]
+    return (*safe, (1.875, -1.25, 0.375))
+
+
+# one polynomial per iteration, the last one for all that follow
+NS_COEFFICIENTS: dict[str, tuple[Polynomial, ...]] = {
+    "muon": ((3.4445, -4.7750, 2.0315),),
+    "convergent": ((1.875, -1.25, 0.375),),
+    "polar_express": _polar_express(),
+}
 
 
 @dataclass
@@ -60,8 +87,8 @@ class MemorySpec:
 
     key_dim, value_dim: per head, before the feature map.
     structure: "linear", "mlp", "gated_mlp" or a registered name; `depth` maps, hidden width round(expansion * value_dim).
-    objective: "l2" or "dot". rule: "gd" or "muon". features: "identity", "elementwise", "monomials", "tensor", "sketch"
-    or a registered name, of `degree`, with `feature_dim` outputs where the map has a choice; or "exp", the kernel exp(q·k),
+    objective: "l2" or "dot". rule: "gd" or "muon". features: "identity", "elementwise", "elementwise_concat", "monomials",
+    "tensor", "sketch" or a registered name, of `degree`, with `feature_dim` outputs where the map has a choice; or "exp", the kernel exp(q·k),
     whose first fast map is a list that grows by a pair per token ("linear" or "mlp" under "gd"; W0 omits that map).
     normalize: divide what is read by the same sum over values of 1: softmax attention ("linear", "dot" and "exp" only).
     skip: False leaves out the residual of structures that have one.
@@ -69,6 +96,11 @@ class MemorySpec:
     chunk_size: gradients are taken at the weights of the chunk's start (anchor="chunk"), or at the weights of the token
     before (anchor="token", linear and gd only; then chunk_size changes nothing but speed). decay_first: measure the error after the decay.
     momentum: False drops the accumulator from the state. commit_every: muon's interval, a divisor of chunk_size.
+    nesterov: a commit of muon orthogonalises momentum_t S_t - G_t instead of S_t, as the optimiser Muon does.
+    lr_position: "outside", a commit adds lr_t NS(S_t); "inside", lr_t multiplies the token's gradient in S instead, where it weighs tokens
+    against each other, and a commit adds step_size NS(S_t).
+    ns_steps, ns_coefficients: iterations of Newton–Schulz, and their polynomials: "muon" (singular values of 0.7 to 1.2 after five),
+    "convergent" (slow, exact), "polar_express" (a polynomial of its own for each iteration: 0.84 to 1.13 after five, exact after eight).
     read: "after" the token's own write, or "before" it.
 
     >>> spec = MemorySpec(key_dim=4, value_dim=4, structure="mlp", depth=2)
@@ -95,6 +127,9 @@ class MemorySpec:
     read: str = "after"
     ns_steps: int = 5
     ns_coefficients: str = "muon"
+    nesterov: bool = False
+    lr_position: str = "outside"
+    step_size: float = 1.0
     normalize: bool = False
     skip: bool = True
 
@@ -111,6 +146,7 @@ class MemorySpec:
         choose("anchor", ("chunk", "token"))
         choose("read", ("after", "before"))
         choose("ns_coefficients", tuple(NS_COEFFICIENTS))
+        choose("lr_position", ("outside", "inside"))
         for name, most in LIMITS.items():
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= most:
@@ -121,7 +157,7 @@ class MemorySpec:
             raise ValueError(
                 f"feature_dim={self.feature_dim!r:.40} must be None or a whole number >= 1 and <= {WIDEST}"
             )
-        for name in ("momentum", "decay_first", "normalize", "skip"):
+        for name in ("momentum", "decay_first", "nesterov", "normalize", "skip"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r:.40} must be True or False")
         if self.commit_every is not None:
@@ -129,6 +165,7 @@ class MemorySpec:
                 raise ValueError("commit_every goes with rule='muon' only")
             if type(self.commit_every) is not int or self.commit_every < 1 or self.chunk_size % self.commit_every:
                 raise ValueError(f"commit_every={self.commit_every!r:.40} must divide chunk_size={self.chunk_size}")
+        self._check_muon()
         if self.anchor == "token" and (self.structure != "linear" or self.rule != "gd"):
             raise ValueError(
                 "anchor='token' goes with structure='linear' and rule='gd' "
@@ -144,6 +181,21 @@ class MemorySpec:
         if max(max(shape) for shape in self.network.shapes()) > WIDEST:
             raise ValueError(
                 f"expansion={self.expansion} and value_dim={self.value_dim} make a hidden layer wider than {WIDEST}, the most it may be"
+            )
+
+    def _check_muon(self) -> None:
+        """What goes together with nesterov, lr_position and step_size."""
+        if self.nesterov and (self.rule != "muon" or not self.momentum):
+            raise ValueError(
+                f"nesterov=True goes with rule='muon' and momentum=True, not rule={self.rule!r}, momentum={self.momentum}"
+            )
+        if self.lr_position == "inside" and self.rule != "muon":
+            raise ValueError(f"lr_position='inside' goes with rule='muon' only, not rule={self.rule!r}")
+        if type(self.step_size) not in (int, float) or not 0 < self.step_size < float("inf"):
+            raise ValueError(f"step_size={self.step_size!r:.40} must be a number > 0")
+        if self.step_size != 1 and self.lr_position == "outside":
+            raise ValueError(
+                f"step_size={self.step_size!r:.40} goes with lr_position='inside' only: outside, lr is the size of a step"
             )
 
     def _check_kernel(self) -> None:
@@ -211,6 +263,15 @@ class MemorySpec:
     def shapes(self) -> tuple[tuple[int, int], ...]:
         """(d_in, d_out) of every fast map that is a matrix: all but the first of a growing memory."""
         return tuple(self.network.shapes()[1 if self.grows else 0 :])
+
+    def with_ns_steps(self, ns_steps: int) -> MemorySpec:
+        """The same memory with another number of Newton–Schulz iterations; for rule "muon" only.
+
+        `scan` and `step` take it for a state of the spec it comes from, and return a state of that spec.
+        """
+        if self.rule != "muon":
+            raise ValueError(f"ns_steps={ns_steps!r:.40} goes with rule='muon' only, not rule={self.rule!r}")
+        return dataclasses.replace(self, ns_steps=ns_steps)
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), sort_keys=True)

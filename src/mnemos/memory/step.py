@@ -158,7 +158,7 @@ def _write_and_read(query: Tensor, entries, weight: Tensor | None, gates: Gates,
     if spec.anchor == "token":
         A = retained if spec.decay_first else W
     assert A is not None
-    if spec.rule == "gd":
+    if spec.rule == "gd" or spec.lr_position == "inside":
         weight = lr if weight is None else lr * weight
     carried: list[Tensor | None] = [None] * len(W)
     if S and gates.momentum is not None:
@@ -168,7 +168,12 @@ def _write_and_read(query: Tensor, entries, weight: Tensor | None, gates: Gates,
     moved = [_push(s, use, weight, w) for s, use, w in zip(carried, uses, W)]
     if spec.rule == "muon":
         assert retained is not None
-        written = _commit(state, spec, retained, moved, lr)
+        rate = torch.full_like(lr, spec.step_size) if spec.lr_position == "inside" else lr
+        along = moved
+        if spec.nesterov:
+            ahead = [None] * len(W) if gates.momentum is None else [each(gates.momentum) * s for s in moved]
+            along = [_push(s, use, weight, w) for s, use, w in zip(ahead, uses, W)]
+        written = _commit(state, spec, retained, along, rate)
     elif retained is not None or retain is None:
         written = [w + s for w, s in zip(retained or W, moved)]
     else:

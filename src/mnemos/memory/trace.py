@@ -16,19 +16,25 @@ from .objectives import loss
 from .scan import read, scan
 from .spec import Gates, MemorySpec
 from .state import MemoryState
+from .tiles import TILE
+from .update_norms import update_norms
 
 
 @dataclass
 class Trace:
-    """One call of a `NeuralMemory`, cut from the graph. Masked tokens have surprise 0.
+    """One call of a `NeuralMemory`, cut from the graph. Masked tokens have surprise and norms 0.
 
     surprise: (B, T, H), the inner loss of each token at the anchor, before it is written.
+    gradient_norm: (B, T, H), momentary surprise: Frobenius norm, over all fast maps, of the token's gradient, summed over its window
+    and before lr. momentum_norm: (B, T, H), past surprise: the same norm of the accumulator after the token.
     lr, momentum, retain, gate: (B, T, H), the gates as used (momentum 0, retain 1, gate 1 where the memory has none).
     weight_norms: (B, P, H, maps), Frobenius norm of every fast map after the first ends[0], ends[1], … tokens of the call:
     wherever a row ends a chunk, and at the end.
     """
 
     surprise: Tensor
+    gradient_norm: Tensor
+    momentum_norm: Tensor
     lr: Tensor
     momentum: Tensor
     retain: Tensor
@@ -48,27 +54,31 @@ def traced_scan(
     mask: Tensor | None,
     position: Tensor,
 ) -> tuple[Tensor, MemoryState, Trace]:
-    """`scan`, piece by piece, each up to the next place where some row's anchor moves. position: (B, T) of every token."""
+    """`scan`, piece by piece, each up to the next place where some row's anchor moves, or shorter. position: (B, T) of every token."""
     T = k.shape[1]
     ended = (position + 1) % spec.chunk_size == 0
     ended = ended if mask is None else ended & mask
     ends = sorted({*(ended.any(0).nonzero().squeeze(-1) + 1).tolist(), T})
-    cuts = ends if spec.on_grid else range(1, T + 1)
-    outputs, surprises, norms, start = [], [], [], 0
+    cuts = sorted({*ends, *range(TILE, T, TILE)}) if spec.on_grid else range(1, T + 1)
+    outputs, surprises, updates, norms, start = [], [], [], [], 0
     for stop in cuts:
         part = slice(start, stop)
         piece_gates = gates.map(lambda x, part=part: x[:, part])
         surprises.append(_surprise(k[:, part], v[:, part], piece_gates, state, spec, features))
         piece_mask = None if mask is None else mask[:, part]
+        updates.append(update_norms(k[:, part], v[:, part], piece_gates, state, spec, features, piece_mask))
         y, state = scan(q[:, part], k[:, part], v[:, part], piece_gates, state, spec, features, piece_mask)
         outputs.append(y)
         if stop in ends:
             norms.append(_norms(state, features))
         start = stop
     surprise = torch.cat(surprises, 1)
+    gradient_norm, momentum_norm = (torch.cat(pieces, 1) for pieces in zip(*updates))
     one, zero = torch.ones_like(gates.lr), torch.zeros_like(gates.lr)
     trace = Trace(
         surprise=surprise if mask is None else surprise.masked_fill(~mask.unsqueeze(-1), 0.0),
+        gradient_norm=gradient_norm,
+        momentum_norm=momentum_norm,
         lr=gates.lr.detach(),
         momentum=zero if gates.momentum is None else gates.momentum.detach(),
         retain=one if gates.retain is None else gates.retain.detach(),

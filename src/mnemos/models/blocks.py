@@ -143,12 +143,12 @@ class Block(GradientCheckpointingLayer):
         if (joint is None) != (gate is None) or not plain(mixer, feed, first, last, *parts, up, down, joint):
             return None
         norms = first.weight, None if between is None else between.weight, last.weight
-        join, maps = None if joint is None else (joint.weight, joint.bias), (up.weight, down.weight)
+        join, maps = () if gate is None or joint is None else (joint.weight, gate.offset), (up.weight, down.weight)
         dim, hidden = x.shape[-1], feed.hidden
         shapes: list[Shape | None] = [None if norm is None else (dim,) for norm in norms]
         shapes += [] if gate is None else [(gate.heads, dim), (gate.heads,)]
         shapes += [(2 * hidden, dim), (dim, hidden)]
-        kernels = token_kernels(x, parameters=(*norms, *(join or ()), *maps), shapes=shapes)
+        kernels = token_kernels(x, parameters=(*norms, *join, *maps), shapes=shapes)
         if kernels is None:
             return None
         begin = {}
@@ -162,7 +162,8 @@ class Block(GradientCheckpointingLayer):
         for name, function in begin.items():
             calls[name], after[name] = function()
         eps = first.eps, 0.0 if between is None else between.eps, last.eps
-        y = kernels.block(x, norms, eps, join, gate is not None and gate.mode == "additive", maps, **calls)
+        start, additive = (0.0, False) if gate is None else (gate.start, gate.mode == "additive")
+        y = kernels.block(x, norms, eps, join, start, additive, maps, **calls)
         return None if y is None else (y, {name: after[name]() for name in state})
 
     def _drop(self, y: Tensor) -> Tensor:

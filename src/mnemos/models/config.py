@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from typing import Any
 
-from transformers import PreTrainedConfig
+from transformers import GenerationConfig, PreTrainedConfig
 
 from ..memory import NeuralMemoryConfig
 from ..memory.config import is_number
+from .keywords import refuse_unknown
 
 BLOCKS = {
     "lmm": "memory alone",
@@ -23,6 +25,17 @@ MEMORY_BLOCKS = ("lmm", "mag", "mal", "mac", "qk")
 GATE_MODES = ("product", "sigmoid", "convex", "additive")
 QK_FIELDS = ("persistent", "window", "decay", "gate_hidden", "normalise", "chunk_size")
 MEMORY_FIELDS = tuple(f.name for f in dataclasses.fields(NeuralMemoryConfig) if f.name != "dim")
+MEMORY_KEYWORDS = tuple(f"memory_{name}" for name in MEMORY_FIELDS)
+TRANSFORMERS_KEYWORDS = (  # what transformers itself, now or in version 4, passes to configs and stores in config.json
+    *(field.name for field in dataclasses.fields(PreTrainedConfig)),
+    *getattr(GenerationConfig, "_get_default_generation_params", GenerationConfig().to_dict)(),
+    *("model_type", "name_or_path", "_name_or_path", "_commit_hash", "torch_dtype", "num_labels", "output_attentions"),
+    *("attn_implementation", "_attn_implementation", "_attn_implementation_internal", "_attn_implementation_autoset"),
+    *("experts_implementation", "_experts_implementation_internal", "auto_map", "custom_pipelines"),
+    *("quantization_config", "transformers_weights", "tokenizer_class", "task_specific_params", "finetuning_task"),
+    *("prefix", "torchscript", "use_bfloat16", "tf_legacy_loss", "pruned_heads", "tie_encoder_decoder", "is_decoder"),
+    *("add_cross_attention", "cross_attention_hidden_size", "sep_token_id", "decoder_start_token_id"),
+)
 
 
 class MnemosConfig(PreTrainedConfig):
@@ -47,7 +60,7 @@ class MnemosConfig(PreTrainedConfig):
     """
 
     model_type = "mnemos"
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+    keys_to_ignore_at_inference = ["past_key_values", "memory_states", "surprises"]  # noqa: RUF012
 
     vocab_size: int = 256
     hidden_size: int = 128
@@ -84,6 +97,9 @@ class MnemosConfig(PreTrainedConfig):
         memory = dict(self.memory or {})
         for name in [key for key in kwargs if key.startswith("memory_")]:
             memory[name.removeprefix("memory_")] = kwargs.pop(name)
+        refuse_unknown(
+            "MnemosConfig", (key for key in kwargs if key not in TRANSFORMERS_KEYWORDS), (*FIELDS, *MEMORY_KEYWORDS)
+        )
         self.memory = memory
         self.qk_projection = dict(self.qk_projection or {})
         if isinstance(self.layers, tuple):
@@ -133,7 +149,12 @@ class MnemosConfig(PreTrainedConfig):
                 raise ValueError(f"{name}={getattr(self, name)!r} must be a number > 0")
         unknown = sorted(set(self.memory or {}) - set(MEMORY_FIELDS))
         if unknown:
-            raise ValueError(f"memory has no choice {', '.join(unknown)}; there are {', '.join(MEMORY_FIELDS)}")
+            names = [f"memory_{name}" for name in unknown]
+            close = [
+                near for name in names for near in difflib.get_close_matches(name, (*FIELDS, *MEMORY_KEYWORDS), n=1)
+            ]
+            hint = f". Did you mean {', '.join(close)}?" if close else ""
+            raise ValueError(f"memory has no choice {', '.join(unknown)}; there are {', '.join(MEMORY_FIELDS)}{hint}")
         unknown = sorted(set(self.qk_projection or {}) - set(QK_FIELDS))
         if unknown:
             raise ValueError(f"qk_projection has no choice {', '.join(unknown)}; there are {', '.join(QK_FIELDS)}")
@@ -185,6 +206,18 @@ class MnemosConfig(PreTrainedConfig):
     def memory_config(self) -> NeuralMemoryConfig:
         """What every memory of the model is built from."""
         return NeuralMemoryConfig(self.hidden_size, **(self.memory or {}))
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        if key in MEMORY_KEYWORDS:
+            choice = key.removeprefix("memory_")
+            raise ValueError(f"{key} is a keyword of MnemosConfig; later, set config.memory[{choice!r}]")
+        super().__setattr__(key, value)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs):
+        """transformers' `from_dict`, where keywords override the dict; `memory_<name>` is one of them."""
+        choices = {name: kwargs.pop(name) for name in list(kwargs) if name in MEMORY_KEYWORDS}
+        return super().from_dict(config_dict | choices, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
         """`use_cache` is a choice of a call, never of a checkpoint: transformers' Trainer sets it to False before it saves."""

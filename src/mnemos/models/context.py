@@ -44,10 +44,10 @@ class Retrieval(nn.Module):
         self.norm = RMSNorm(spec.value_dim, memory.config.eps)
         self.out = nn.Linear(memory.heads * spec.value_dim, D, bias=False)
         self.longterm = nn.Parameter(torch.empty(N, D)) if N else None
-        self.reset_start()
+        self.reset_parameters()
 
     @torch.no_grad()
-    def reset_start(self) -> None:
+    def reset_parameters(self) -> None:
         if self.longterm is not None:
             nn.init.normal_(self.longterm)  # as large as what a norm gives
 

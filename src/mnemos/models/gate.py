@@ -21,37 +21,48 @@ State = dict[str, Any]  # the states of one layer by name
 
 
 class Gate(nn.Module):
-    """Joins attention y and memory m (B, T, D): the gate modes of `MnemosConfig`; x is what both were made from."""
+    """Joins attention y and memory m (B, T, D): the gate modes of `MnemosConfig`; x is what both were made from.
+
+    The initial value `gate_init` is a constant of the config; `offset` is learned, and 0 at first.
+    """
 
     def __init__(self, config: MnemosConfig):
         super().__init__()
         D, self.mode = config.hidden_size, config.gate_mode
-        self.init, self.heads = config.gate_init, _gate_heads(config)
+        self.start, self.heads = logit(config.gate_init), _gate_heads(config)
         self.norms = (
             nn.ModuleList(RMSNorm(D, config.rms_norm_eps) for _ in range(2)) if self.mode == "product" else None
         )
-        self.linear = Linear(D, self.heads) if self.mode in ("convex", "additive") else None
+        scalar = self.mode in ("convex", "additive")
+        self.linear = Linear(D, self.heads, bias=False) if scalar else None
+        self.offset = nn.Parameter(torch.empty(self.heads)) if scalar else None
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        if self.linear is not None:
+        if self.linear is not None and self.offset is not None:
             nn.init.zeros_(self.linear.weight)
-            nn.init.constant_(self.linear.bias, logit(self.init))
+            nn.init.zeros_(self.offset)
 
     def forward(self, y: Tensor, m: Tensor, x: Tensor) -> Tensor:
         if self.norms is not None:
             return F.silu(self.norms[0](y) * self.norms[1](m))
-        if self.linear is None:
+        if self.linear is None or self.offset is None:
             return y * m.sigmoid()
         additive = self.mode == "additive"
         if x.numel() <= FEW and x.shape == y.shape == m.shape and plain(self.linear):
-            parameters = self.linear.weight, self.linear.bias
+            parameters = self.linear.weight, self.offset
             kernels = token_kernels(x, y, m, parameters=parameters, shapes=((self.heads, x.shape[-1]), (self.heads,)))
             if kernels is not None:
-                return kernels.join(x, y, m, *parameters, additive)
-        g = self.linear(x).sigmoid().repeat_interleave(x.shape[-1] // self.heads, dim=-1)  # B T D
+                return kernels.join(x, y, m, *parameters, self.start, additive)
+        g = self.opening(self.linear(x)).repeat_interleave(x.shape[-1] // self.heads, dim=-1)  # B T D
         return y + g * m if additive else g * y + (1 - g) * m
+
+    def opening(self, mapped: Tensor) -> Tensor:
+        """What `linear` made of x (B, T, D) -> the gate's numbers, (B, T, heads) in [0, 1]."""
+        if self.offset is None or mapped.shape[-1] != self.heads:
+            raise ValueError(f"the gate's linear map has {mapped.shape[-1]} outputs, but {self.heads} are expected")
+        return (mapped + (self.offset + self.start).to(mapped.dtype)).sigmoid()
 
 
 def _gate_heads(config: MnemosConfig) -> int:

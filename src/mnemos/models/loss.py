@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..memory.derivatives import first_order_only
+
 IGNORED = -100
 BUDGET = 2**22  # logits alive at once
 
@@ -64,7 +66,7 @@ class _CrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_order_only("compute the loss from logits, as return_logits=True gives them")
     def backward(ctx, grad: Tensor):
         grad_hidden, grad_weight = ctx.saved_tensors
         scaled = [None if x is None else x * grad.to(x.dtype) for x in (grad_hidden, grad_weight)]

@@ -63,13 +63,8 @@ class MnemosPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
-        elif isinstance(module, MnemosModel):
-            if module.persistent is not None:
-                nn.init.normal_(module.persistent, std=self.config.initializer_range)
-        elif hasattr(module, "reset_start"):
-            module.reset_start()  # ty: ignore[not-callable]
         elif hasattr(module, "reset_parameters"):
-            module.reset_parameters()
+            module.reset_parameters()  # ty: ignore[not-callable]
 
 
 class MnemosModel(MnemosPreTrainedModel):
@@ -90,6 +85,12 @@ class MnemosModel(MnemosPreTrainedModel):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.decoder: Decoder | None = None
         self.post_init()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the persistent tokens again."""
+        if self.persistent is not None:
+            nn.init.normal_(self.persistent, std=self.config.initializer_range)
 
     @can_return_tuple
     def forward(

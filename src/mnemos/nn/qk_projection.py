@@ -91,17 +91,17 @@ class QKProjection(nn.Module):
             else None
         )
         self.persistent_keys = nn.Parameter(torch.empty(heads, persistent, self.head_dim)) if persistent else None
-        self.start_decay = decay
-        self.decay_logit = None if decay is None else nn.Parameter(torch.empty(heads))
-        self.reset_start()
+        self.decay = decay
+        self.decay_offset = None if decay is None else nn.Parameter(torch.empty(heads))  # to its logit
+        self.reset_parameters()
 
     @torch.no_grad()
-    def reset_start(self) -> None:
+    def reset_parameters(self) -> None:
         """Draw persistent keys of about unit norm; the decay as it was given."""
         if self.persistent_keys is not None:
             nn.init.normal_(self.persistent_keys, std=self.head_dim**-0.5)
-        if self.decay_logit is not None and self.start_decay is not None:
-            nn.init.constant_(self.decay_logit, math.log(self.start_decay / (1.0 - self.start_decay)))
+        if self.decay_offset is not None:
+            nn.init.zeros_(self.decay_offset)
 
     def forward(
         self, x: Tensor, cache: QKCache | None = None, mask: Tensor | None = None, use_cache: bool = True
@@ -168,9 +168,9 @@ class QKProjection(nn.Module):
 
     def _log_decay(self, like: Tensor) -> Tensor:
         """(H,), ≤ 0."""
-        if self.decay_logit is None:
+        if self.decay is None or self.decay_offset is None:
             return like.new_zeros(self.heads)
-        return F.logsigmoid(self.decay_logit.to(like.dtype))
+        return F.logsigmoid(self.decay_offset.to(like.dtype) + math.log(self.decay / (1.0 - self.decay)))
 
     def _with_persistent(self, q: Tensor, total: Tensor, norm: Tensor) -> Tensor:
         """Add M_p q to total (B, T, H, D) and n_p to norm (B, T, H); then normalise."""

@@ -60,7 +60,7 @@ def coefficients(writes: Writes, spec: MemorySpec) -> Iterator[Tensor]:
     """
     T, H = writes.lr.shape
     n, C = writes.lr.new_zeros(2, H, T)
-    muon = spec.rule == "muon"
+    muon, inside = spec.rule == "muon", spec.rule == "gd" or spec.lr_position == "inside"
     for t in range(T):
         first = max(0, t - spec.window + 1)
         window = writes.gate[first : t + 1].mT  # H c
@@ -68,12 +68,18 @@ def coefficients(writes: Writes, spec: MemorySpec) -> Iterator[Tensor]:
             window = window * writes.lag[t, :, : t + 1 - first].flip(-1)
         before = C.clone() if spec.read == "before" else C
         n = writes.momentum[t, :, None] * n
-        n[:, first : t + 1] += window if muon else writes.lr[t, :, None] * window
+        window = writes.lr[t, :, None] * window if inside else window
+        n[:, first : t + 1] += window
         C = writes.retain[t, :, None] * C
         if not muon:
             C = C + n
         elif (t + 1) % spec.commit == 0:
-            C = C + writes.lr[t, :, None] * n / n.sum(-1, keepdim=True).clamp(min=1e-30)
+            parts = n
+            if spec.nesterov:
+                parts = writes.momentum[t, :, None] * n
+                parts[:, first : t + 1] += window
+            step = spec.step_size if inside else writes.lr[t, :, None]
+            C = C + step * parts / parts.sum(-1, keepdim=True).clamp(min=1e-30)
         yield before if spec.read == "before" else C
 
 

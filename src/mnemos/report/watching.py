@@ -25,7 +25,7 @@ from .spectrum import Spectrum, look, over_time
 MOMENTS = 64  # at most so many looks at the weights
 SINGULAR_VALUES = 8
 RESEMBLED = 5
-GATES = ("surprise", "lr", "retain", "momentum", "gate")
+GATES = ("surprise", "gradient_norm", "momentum_norm", "lr", "retain", "momentum", "gate")
 
 
 @dataclass
@@ -168,7 +168,7 @@ def _routing(layer: Layer, persistent: int):
         y, m, x = (part[0, persistent:].float() for part in args)
         if gate.linear is None:  # "product" and "sigmoid" have no number that says how much
             return
-        g = gate.linear(args[2])[0, persistent:].float().sigmoid()  # T heads
+        g = gate.opening(gate.linear(args[2]))[0, persistent:].float()  # T heads
         wide = g.repeat_interleave(x.shape[-1] // gate.heads, -1)
         layer.values["route"] = (1 - g if gate.mode == "convex" else g).cpu()
         if gate.mode == "convex":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Generator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,14 +46,14 @@ class GateWatch:
     def __init__(self, model: MnemosForCausalLM):
         self.values: dict[int, Tensor] = {}
         self._handles = [
-            gate.linear.register_forward_hook(self._keep(i))
+            gate.linear.register_forward_hook(self._keep(i, gate))
             for i, gate in gates(model).items()
             if gate.linear is not None
         ]
 
-    def _keep(self, layer: int):
+    def _keep(self, layer: int, gate: Gate):
         def hook(module, inputs, output):
-            self.values[layer] = output.sigmoid()
+            self.values[layer] = gate.opening(output)
 
         return hook
 
@@ -117,7 +118,7 @@ def compile_blocks(model: MnemosForCausalLM) -> None:
 def set_chunk_size(model: MnemosForCausalLM, size: int) -> None:
     """Change the memory's chunk on a live model, and in its config, so that what is saved is what was trained.
 
-    The range of the inner learning rate and the size of the start, which the chunk would set, stay what they were. States made before belong to another
+    The range of the inner learning rate, the initial momentum and the size of the start, which the chunk would set, stay what they were. States made before belong to another
     memory from now on. With rule "muon" the memory commits once per chunk, unless `commit_every` says otherwise.
 
     >>> from mnemos.models import MnemosForCausalLM, presets
@@ -135,7 +136,8 @@ def set_chunk_size(model: MnemosForCausalLM, size: int) -> None:
     commit = old.commit_every
     if commit is not None and size % commit:
         commit = next(c for c in range(min(commit, size), 0, -1) if size % c == 0)
-    changed = {"chunk_size": size, "max_lr": old.lr_ceiling, "start_scale": old.start_size, "commit_every": commit}
+    changed: dict[str, Any] = {"chunk_size": size, "commit_every": commit, "momentum_init": old.momentum_start}
+    changed |= {"max_lr": old.lr_ceiling, "start_scale": old.start_size}
     config.memory = dict(config.memory or {}) | changed
     new = dataclasses.replace(old, **changed)
     for memory in memories(model).values():

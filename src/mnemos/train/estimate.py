@@ -7,10 +7,12 @@ pass keeps is counted, not guessed. Nothing else is allocated.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
 
+from ..data import open_tokenizer
 from ..models import MnemosConfig, presets
 from ..models.blocks import Block
 from .config import TrainConfig
@@ -25,9 +27,11 @@ class Estimate:
     """Of one run on `processes` devices. Bytes are per device."""
 
     config: MnemosConfig
+    size: str
     processes: int
     parameters: int
     steps: int
+    tokens_per_step: int
     tokens: int
     flops: float
     weights: int
@@ -44,15 +48,22 @@ class Estimate:
         config = self.config
         return [
             ("blocks", ", ".join(f"{config.blocks.count(kind)} × {kind}" for kind in self.blocks)),
-            ("width", f"{config.hidden_size}, vocabulary {config.vocab_size:,}"),
+            ("width", f"{config.hidden_size}"),
+            ("vocabulary", f"{config.vocab_size:,}{self._meant()}"),
             ("parameters", f"{self.parameters:,}"),
             *((f"  of a block, {kind}", f"{count:,}") for kind, (count, _) in self.blocks.items()),
+            ("tokens per step", f"{self.tokens_per_step:,}"),
             ("tokens", f"{self.tokens:,} in {self.steps:,} steps"),
             ("arithmetic", f"{self.flops:.3g} FLOPs"),
             ("memory per device", f"{self.memory / 2**30:.1f} GiB"),
             ("  weights, gradients, AdamW", f"{self.weights / 2**30:.2f} GiB"),
             ("  kept for the backward pass", f"{self.activations / 2**30:.2f} GiB"),
         ]
+
+    def _meant(self) -> str:
+        """A hint where the vocabulary is not the one that the size's counts are of."""
+        meant = presets.size(self.size).vocab_size
+        return "" if self.config.vocab_size >= meant else f" (the size's {meant:,}: --tokenizer bpe:{meant})"
 
 
 def estimate(config: TrainConfig, processes: int = 1) -> Estimate:
@@ -81,9 +92,11 @@ def estimate(config: TrainConfig, processes: int = 1) -> Estimate:
     rows = config.data.batch_size // processes
     return Estimate(
         config=model,
+        size=config.model.size,
         processes=processes,
         parameters=parameters,
         steps=steps,
+        tokens_per_step=config.tokens_per_step,
         tokens=steps * config.tokens_per_step,
         flops=steps * config.tokens_per_step * flops_per_token(_Meta(model), config.data.seq_len),
         weights=4 * BYTES * parameters // sharded,
@@ -108,7 +121,9 @@ def _vocabulary(tokenizer: str) -> int:
     name, _, size = tokenizer.partition(":")
     if name == "bpe" and size.isdigit():
         return int(size)
-    return 256 if name == "bytes" else 32000
+    if name == "bytes":
+        return 256
+    return open_tokenizer(tokenizer).vocab_size if Path(tokenizer).exists() else 32000
 
 
 def _measure(config: MnemosConfig, kind: str) -> tuple[int, int]:

@@ -2,6 +2,8 @@
 const PANELS = DATA.panels;
 const QUANTITIES = [
   ["surprise", "Surprise", "The inner loss of a token, by the weights its chunk began with, before the token is written."],
+  ["gradient_norm", "Momentary surprise", "The norm of the gradient that the token writes, summed over its window, before the learning rate."],
+  ["momentum_norm", "Past surprise", "The norm of the surprise accumulator after the token."],
   ["lr", "Learning rate", "The inner learning rate (lr): how strongly a token is written."],
   ["retain", "Retain", "What the memory keeps of itself at this token. 1 forgets nothing."],
   ["momentum", "Momentum", "What the surprise accumulator keeps of itself at this token. 0 where the memory has none."],
