@@ -58,7 +58,7 @@ def form_of(cache: MnemosCache) -> dict:
             form[f"{i}.{name}"] = {key: value for key, value in settings.items() if key not in ("inplace", "spare")}
             for key, x in tensors.items():
                 grows = growing and (key.startswith("pairs.") or settings.get("window", 1) is None)
-                form[f"{i}.{name}.{key}"] = (tuple(x.shape[2 if grows else 1 :]), x.dtype)
+                form[f"{i}.{name}.{key}"] = (tuple(x.shape[2 if grows else 1 :]), x.is_floating_point())
     return form
 
 

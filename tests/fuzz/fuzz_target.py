@@ -11,7 +11,7 @@ from random import Random
 import torch
 from torch import Tensor
 
-LARGE = 1e12  # a state with numbers beyond this may honestly overflow when it is used
+LARGE = 100.0  # steps from weights beyond this may grow from token to token until they overflow
 
 
 class Mismatch(Exception):
