@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel, initialization
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, StoppingCriteriaList, initialization
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
@@ -19,6 +19,7 @@ from .blocks import Block
 from .cache import MnemosCache
 from .config import MnemosConfig
 from .decoding import Decoder
+from .generation import Record, check_mask, mask_of_new, recorded, with_past
 from .loss import IGNORED, cross_entropy
 from .rows import Rows, rows_of, starts_from_lengths, starts_from_positions
 
@@ -195,11 +196,7 @@ class MnemosModel(MnemosPreTrainedModel):
     def _rows(self, x, attention_mask, position_ids, cache, cu_seqlens) -> Rows | None:
         shape, mask = tuple(x.shape[:2]), None
         if attention_mask is not None:
-            if attention_mask.dim() != 2 or attention_mask.shape[0] != shape[0] or attention_mask.shape[1] < shape[1]:
-                raise ValueError(
-                    f"attention_mask has shape {tuple(attention_mask.shape)}, but {shape} is expected "
-                    "(or more columns in front, for what the cache has read)"
-                )
+            check_mask(attention_mask, shape, 0 if cache is None else cache.length)
             mask = attention_mask[:, -shape[1] :].to(device=x.device, dtype=torch.bool)
         if cu_seqlens is not None:
             return rows_of(mask, starts_from_lengths(cu_seqlens, shape).to(x.device))
@@ -259,8 +256,8 @@ class MnemosForCausalLM(MnemosPreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """Logits (B, T, V) of the next token, and the loss where labels are given.
 
-        input_ids: (B, T), or inputs_embeds (B, T, D). attention_mask: (B, T), 0 for padding, wherever it is; columns in front, of
-        what a cache has read, are ignored. past_key_values: go on from what an earlier call returned, which stays as it is.
+        input_ids: (B, T), or inputs_embeds (B, T, D). attention_mask: (B, T), 0 for padding, wherever it is; or
+        (B, past + T), whose columns of the past are ignored. past_key_values: go on from what an earlier call returned, which stays as it is.
         cu_seqlens: [0, end of document 1, ..., T] of documents packed in one row; position_ids that begin again at 0 say the same.
         labels: (B, T), shifted inside, -100 is ignored; the loss needs no logits, and none are returned while training
         (`return_logits` decides otherwise). logits_to_keep: how many columns, from the right (0: all), or which.
@@ -317,32 +314,106 @@ class MnemosForCausalLM(MnemosPreTrainedModel, GenerationMixin):
         Prompts, padded batches and training are run as before; so is `mac`, which looks at the numbers."""
         self.model.decoder = Decoder(self.model.layers, **options)
 
-    def generate(self, inputs: Tensor | None = None, *args, **kwargs):
-        """transformers' `generate`. With `past_key_values` and no attention_mask, `inputs` are the new tokens alone; with an
-        attention_mask as long as themselves and longer than the past, they are everything from the start, as transformers has it."""
-        cache, mask = kwargs.get("past_key_values"), kwargs.get("attention_mask")
-        ids = inputs if inputs is not None else kwargs.get("input_ids")
-        if isinstance(cache, MnemosCache) and ids is not None:
-            new = ids.shape[1]
-            if mask is None or (mask.shape[1] == new and new <= cache.length):
-                mask = ids.new_ones(ids.shape) if mask is None else mask
-                kwargs["attention_mask"] = torch.cat([mask.new_ones(ids.shape[0], cache.length), mask], dim=1)
-        return super().generate(inputs, *args, **kwargs)  # ty: ignore[invalid-argument-type]
+    def generate(
+        self,
+        inputs: Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        logits_processor=None,
+        stopping_criteria=None,
+        *args,
+        **kwargs,
+    ):
+        """transformers' `generate`. With `past_key_values`, the input (B, T) holds the new tokens alone, always; an attention_mask
+        has their columns (B, T), or those of the past too (B, past + T). Any other mask is refused.
+
+        The cache of the output (return_dict_in_generate=True) has not read the last token, nor does it leave out the padding of
+        rows that ended early: `state_after(outputs)` has read exactly the tokens of `outputs.sequences`.
+        """
+        cache = kwargs.get("past_key_values")
+        if isinstance(cache, MnemosCache):
+            name = "inputs_embeds" if kwargs.get("inputs_embeds") is not None else "input_ids"
+            new = inputs if inputs is not None else kwargs.get(name)
+            kwargs["attention_mask"] = mask_of_new(cache, new, name, kwargs.get("attention_mask"))
+        chosen = generation_config if generation_config is not None else self.generation_config
+        if kwargs.get("return_dict_in_generate", getattr(chosen, "return_dict_in_generate", False)):
+            kwargs["record"] = Record()
+            stopping_criteria = StoppingCriteriaList([*(stopping_criteria or ()), kwargs["record"]])
+        outputs = super().generate(inputs, generation_config, logits_processor, stopping_criteria, *args, **kwargs)  # ty: ignore[invalid-argument-type]
+        if "record" in kwargs:
+            outputs.record = kwargs["record"]  # ty: ignore[invalid-assignment]
+        return outputs
+
+    @torch.no_grad()
+    def state_after(self, outputs) -> MnemosCache:
+        """The state after exactly the tokens of `outputs.sequences`, row by row: padding behind a row's end is not read.
+
+        outputs: from `generate(..., return_dict_in_generate=True)`. Where no row was padded, one token is read; else, and after
+        beam search, the rows are read again from the past they began with.
+
+        >>> model = MnemosForCausalLM(MnemosConfig(hidden_size=32, num_hidden_layers=1, layers="lmm", memory_heads=2))
+        >>> options = dict(max_new_tokens=3, do_sample=False, return_dict_in_generate=True)
+        >>> first = model.generate(torch.tensor([list(b"Hello.")]), **options)
+        >>> cache = model.state_after(first)
+        >>> first.past_key_values.get_seq_length(), cache.get_seq_length()
+        (8, 9)
+        >>> second = model.generate(torch.tensor([list(b"And?")]), past_key_values=cache, **options)
+        """
+        record = getattr(outputs, "record", None)
+        if not isinstance(record, Record):
+            raise ValueError(
+                f"outputs is a {type(outputs).__name__}, but must be what generate(..., return_dict_in_generate=True) returned"
+            )
+        sequences, cache, lengths = outputs.sequences, outputs.past_key_values, record.lengths(outputs)
+        generated = sequences[:, record.columns :]
+        if lengths is None and cache is not None and cache.length == record.length + generated.shape[1] - 1:
+            return self.state(sequences[:, -1:], cache)
+        R, cache = len(sequences), record.past
+        if cache is not None:
+            cache = cache.select([row * cache.batch // R for row in range(R)])
+        for read, mask in record.pieces:
+            B = len(next(iter(read.values())))
+            rows = torch.arange(R, device=sequences.device) * B // R
+            read = {name: x[rows.to(x.device)] for name, x in read.items()}
+            mask = None if mask is None else mask[rows.to(mask.device)]
+            cache = self.model.run(read.get("input_ids"), mask, None, cache, read.get("inputs_embeds"), use_cache=True)[
+                2
+            ]
+        if lengths is not None:
+            columns = torch.arange(record.columns, sequences.shape[1], device=sequences.device)
+            lengths = (columns < lengths.to(sequences.device).unsqueeze(1)).long()
+        return self.state(generated, cache, lengths)
 
     def prepare_inputs_for_generation(  # ty: ignore[incompatible-method-override]
         self,
         input_ids: Tensor,
+        next_sequence_length: int | None = None,
         past_key_values=None,
         inputs_embeds=None,
         is_first_iteration: bool | None = False,
+        record: Record | None = None,
         **kwargs,
     ):
-        """A cache that `generate` got from its own last call has no other owner, and may be written into."""
+        """Before the first step, every token of the input is new. A cache that `generate` got from its own last call has no other
+        owner, and may be written into."""
         if isinstance(past_key_values, MnemosCache):
-            past_key_values.inplace = not is_first_iteration
+            past_key_values.inplace = not is_first_iteration and kwargs.get("use_cache") is not False
+            if is_first_iteration:
+                next_sequence_length = None
         kwargs |= {"past_key_values": past_key_values, "inputs_embeds": inputs_embeds}
-        kwargs["is_first_iteration"] = is_first_iteration
-        return super().prepare_inputs_for_generation(input_ids, **kwargs)  # ty: ignore[invalid-argument-type]
+        kwargs |= {"is_first_iteration": is_first_iteration, "next_sequence_length": next_sequence_length}
+        found = super().prepare_inputs_for_generation(input_ids, **kwargs)  # ty: ignore[invalid-argument-type]
+        if record is not None and is_first_iteration:
+            record.add(input_ids.shape[1], found)
+        return found
+
+    def _prepare_attention_mask_for_generation(self, inputs_tensor, generation_config, model_kwargs):
+        """The mask of an input that came without one, as long as transformers expects it beside a cache."""
+        mask = super()._prepare_attention_mask_for_generation(inputs_tensor, generation_config, model_kwargs)
+        cache = model_kwargs.get("past_key_values")
+        return with_past(mask, cache.length) if isinstance(cache, MnemosCache) else mask
+
+    def _get_stopping_criteria(self, *args, **kwargs) -> StoppingCriteriaList:
+        return recorded(super()._get_stopping_criteria(*args, **kwargs))  # ty: ignore[invalid-argument-type]
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
