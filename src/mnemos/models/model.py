@@ -5,9 +5,13 @@ Shapes: B, T as given; R rows of L tokens (see rows.py); N persistent tokens; D 
 
 from __future__ import annotations
 
+import os
+from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, StoppingCriteriaList, initialization
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
@@ -19,9 +23,22 @@ from .blocks import Block
 from .cache import MnemosCache
 from .config import MnemosConfig
 from .decoding import Decoder
+from .folder import (
+    check_files,
+    check_finite,
+    check_inside,
+    check_names,
+    check_shapes,
+    dtype_name,
+    expected_shapes,
+    own_names,
+    read_shapes,
+)
 from .generation import Record, check_mask, mask_of_new, recorded, with_past
 from .loss import IGNORED, cross_entropy
 from .rows import Rows, rows_of, starts_from_lengths, starts_from_positions
+
+ALLOW_MISSING: ContextVar[bool] = ContextVar("ALLOW_MISSING", default=False)  # for the model that is being opened
 
 
 class MnemosPreTrainedModel(PreTrainedModel):
@@ -37,18 +54,54 @@ class MnemosPreTrainedModel(PreTrainedModel):
     _is_stateful = True
 
     @classmethod
-    def from_pretrained(cls, *args, **kwargs):
-        """transformers' `from_pretrained`. A device_map may place layers on any devices, but not offload them: layers read weights of
-        their parts themselves, and accelerate brings those back only where a part is called."""
-        found = super().from_pretrained(*args, **kwargs)
-        model = found[0] if isinstance(found, tuple) else found
+    def from_pretrained(cls, pretrained_model_name_or_path=None, *args, allow_missing: bool = False, **kwargs):
+        """transformers' `from_pretrained`, for weights that are complete, finite and of their config; others are refused.
+
+        allow_missing: initialise tensors that the weights lack as in a new model, and leave out those that the model lacks.
+        A device_map may place layers on any devices, but not offload them: layers read weights of their parts themselves, and
+        accelerate brings those back only where a part is called.
+        """
+        name = pretrained_model_name_or_path
+        if name is not None and os.path.isdir(name) and kwargs.get("gguf_file") is None:
+            check_files(Path(name) / kwargs.get("subfolder", ""))
+        if name is not None:
+            kwargs.setdefault("use_safetensors", True)
+        wants_info = kwargs.pop("output_loading_info", False)
+        lenient = allow_missing or kwargs.get("key_mapping") is not None
+        token = ALLOW_MISSING.set(lenient)
+        try:
+            model, info = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
+        except (SafetensorError, RecursionError) as broken:
+            raise ValueError(f"{name} cannot be opened: {broken}") from None
+        finally:
+            ALLOW_MISSING.reset(token)
         places = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
         if "disk" in places or ("cpu" in places and len(places) > 1):
             raise ValueError(
                 f"device_map places weights on {', '.join(sorted(places))}, which offloads some of them; "
                 "use device_map='cpu', or devices that hold all of them"
             )
-        return found
+        where = "state_dict" if name is None else str(name)
+        if not lenient:
+            check_names(where, *(own_names(model, dict.fromkeys(info[k])) for k in ("missing_keys", "unexpected_keys")))
+        check_finite(where, model)
+        return (model, info) if wants_info else model
+
+    @staticmethod
+    def _load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs):
+        """Compare the headers of the weights with the model while it still is on the meta device: nothing is allocated yet."""
+        found = None
+        if state_dict is not None:
+            found = {name: (tuple(x.shape), dtype_name(x.dtype)) for name, x in state_dict.items()}
+        elif checkpoint_files and all(str(file).endswith(".safetensors") for file in checkpoint_files):
+            found = read_shapes(checkpoint_files)
+            name = load_config.pretrained_model_name_or_path
+            if name is not None and os.path.isdir(name):
+                check_inside(Path(name), checkpoint_files)
+        if found is not None and not load_config.is_quantized and not load_config.ignore_mismatched_sizes:
+            where = str(load_config.pretrained_model_name_or_path or "state_dict")
+            check_shapes(where, expected_shapes(model), own_names(model, found), ALLOW_MISSING.get())
+        return PreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
 
     @torch.no_grad()
     @initialization.guard_torch_init_functions()

@@ -202,6 +202,17 @@ def read_tensors_into(path: Path, tensors: dict[str, Tensor]) -> None:
     dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(path / "tensors")))
 
 
+def tensor_shapes(path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and dtype (as safetensors names it) of every tensor of a checkpoint, whole, however many processes wrote it."""
+    from ..models.folder import dtype_name
+
+    try:
+        metadata = dcp.HuggingFaceStorageReader(str(path / "tensors")).read_metadata().state_dict_metadata
+        return {name: (tuple(x.size), dtype_name(x.properties.dtype)) for name, x in metadata.items()}  # ty: ignore[missing-attribute]
+    except Exception as broken:  # of files whose checksums are right, but which are no tensors of ours
+        raise ValueError(f"{path} cannot be used: its tensors cannot be read ({_short(broken)})") from None
+
+
 def checkpoint_steps(folder: Path) -> list[int]:
     """Steps of the complete checkpoints of a folder."""
     return sorted(int(p.name.removeprefix("step-")) for p in folder.glob("step-*") if (p / MANIFEST).exists())
