@@ -120,19 +120,21 @@ def check_finite(where: str, model: nn.Module) -> None:
             raise ValueError(f"{where}: tensor {name} has {count:,} of {x.numel():,} values that are not finite")
 
 
-def expected_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+def expected_shapes(model: Any) -> dict[str, tuple[int, ...]]:
     """Shape of every tensor of a model, by the name it is saved under; of tied ones, the first."""
-    tied = getattr(model, "_tied_weights_keys", None) or {}
-    tied = tied if model.config.tie_word_embeddings else {}  # ty: ignore[missing-attribute]
+    tied = _tied(model)
     return {name: tuple(x.shape) for name, x in model.state_dict().items() if name not in tied}
 
 
-def own_names(model: nn.Module, found: Mapping[str, Any]) -> dict[str, Any]:
+def _tied(model: Any) -> Iterable[str]:
+    """Names of tensors that are others too."""
+    return (model._tied_weights_keys or ()) if model.config.tie_word_embeddings else ()
+
+
+def own_names(model: Any, found: Mapping[str, Any]) -> dict[str, Any]:
     """Tensors by the names that `model` has for them: a language model's body may be opened alone, and the other way round.
     A tied copy and, for a body, the head are left out."""
-    prefix, known = "model.", model.state_dict().keys()
-    tied = getattr(model, "_tied_weights_keys", None) or {}
-    tied = tied if model.config.tie_word_embeddings else {}  # ty: ignore[missing-attribute]
+    prefix, known, tied = "model.", model.state_dict().keys(), _tied(model)
     is_body = not hasattr(model, "lm_head")
     renamed = {}
     for name, value in found.items():

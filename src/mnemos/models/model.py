@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, StoppingCriteriaList, initialization
+from transformers import GenerationMixin, PreTrainedModel, StoppingCriteriaList, initialization
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
@@ -70,7 +70,8 @@ class MnemosPreTrainedModel(PreTrainedModel):
         lenient = allow_missing or kwargs.get("key_mapping") is not None
         token = ALLOW_MISSING.set(lenient)
         try:
-            model, info = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
+            found: Any = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
+            model, info = found
         except (SafetensorError, RecursionError) as broken:
             raise ValueError(f"{name} cannot be opened: {broken}") from None
         finally:
@@ -370,7 +371,7 @@ class MnemosForCausalLM(MnemosPreTrainedModel, GenerationMixin):
     def generate(
         self,
         inputs: Tensor | None = None,
-        generation_config: GenerationConfig | None = None,
+        generation_config=None,
         logits_processor=None,
         stopping_criteria=None,
         *args,

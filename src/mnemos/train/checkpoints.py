@@ -28,6 +28,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from .distributed import World
 from .files import sync_folder, write_json
@@ -208,7 +209,8 @@ def tensor_shapes(path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
 
     try:
         metadata = dcp.HuggingFaceStorageReader(str(path / "tensors")).read_metadata().state_dict_metadata
-        return {name: (tuple(x.size), dtype_name(x.properties.dtype)) for name, x in metadata.items()}  # ty: ignore[missing-attribute]
+        tensors = {name: x for name, x in metadata.items() if isinstance(x, TensorStorageMetadata)}
+        return {name: (tuple(x.size), dtype_name(x.properties.dtype)) for name, x in tensors.items()}
     except Exception as broken:  # of files whose checksums are right, but which are no tensors of ours
         raise ValueError(f"{path} cannot be used: its tensors cannot be read ({_short(broken)})") from None
 

@@ -186,8 +186,9 @@ def load_model(run: str | os.PathLike, checkpoint: str = "best", average: bool =
         raise ValueError(f"{run} has no average of its weights: it was trained with optim.ema=0")
     prefix, found = "average" if average else "model", tensor_shapes(path)
     with torch.device("meta"):
-        shapes = {name: tuple(x.shape) for name, x in model_tensors(MnemosForCausalLM(config), prefix).items()}
-    own = {name: x for name, x in found.items() if name.startswith(f"{prefix}.")}
+        model = MnemosForCausalLM(config)
+    shapes = {name: tuple(x.shape) for name, x in (model_tensors(model, prefix) | buffers(model)).items()}
+    own = {name: x for name, x in found.items() if name in shapes or name.startswith(f"{prefix}.")}
     check_shapes(str(path), shapes, own, allow_missing)  # before anything of that size is allocated
     model = MnemosForCausalLM(config).eval()
     tensors = model_tensors(model, prefix) | buffers(model)
