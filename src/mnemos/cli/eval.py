@@ -135,7 +135,7 @@ def evaluate(
     if watch is not None:
         from ..eval.watch import watch as watch_run
 
-        watch_run(model, suite, settings, watch, once, device, dtype)
+        watch_run(model, suite, settings, watch, once, device, dtype, allow_missing=allow_missing)
         return
     opened, tokenizer = load(model, device, dtype, checkpoint, allow_missing)
     target = output or default_output(model)
