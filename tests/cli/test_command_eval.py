@@ -211,7 +211,7 @@ def trained(tmp_path, monkeypatch):
     def save(step: int) -> None:
         (run / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
 
-    def load_model(path, checkpoint):
+    def load_model(path, checkpoint, allow_missing=False):
         step = checkpoint_steps(path)[-1] if checkpoint in ("best", "last") else int(checkpoint)
         if step == 13:
             raise ValueError("step 13 is being written")

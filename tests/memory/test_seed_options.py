@@ -320,7 +320,8 @@ def reference_norms(x, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
         if spec.grows:
             old = state.pairs.resized(new.pairs.length)
             listed, listed_kept = moved(new.pairs.momentum, old.momentum, new.pairs.weight, old.weight, entry)
-        lr = one.lr[:, 0] if spec.rule == "gd" else torch.ones_like(one.lr[:, 0])
+        inside = spec.rule == "gd" or spec.lr_position == "inside"
+        lr = one.lr[:, 0] if inside else torch.ones_like(one.lr[:, 0])
         G = [a - b for a, b in zip(kept, S)]
         listed_G = None if listed is None else listed_kept - listed
         gradients.append(norm_of(new, G, listed_G, x.features) / lr)

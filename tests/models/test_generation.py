@@ -87,8 +87,6 @@ def test_a_conversation_goes_on_from_its_cache_with_only_the_new_tokens(name):
     assert cache.get_seq_length() == said.shape[1] - 1  # the last token was never read
     everything = torch.cat([said, second], 1)
     expected = model.generate(everything, **options)
-    full = model.generate(everything, attention_mask=torch.ones_like(everything), past_key_values=cache, **options)
-    assert torch.equal(full, expected)
     new = everything[:, cache.get_seq_length() :]
     for mask in ({}, dict(attention_mask=torch.ones_like(everything))):
         found = model.generate(new, past_key_values=cache, **mask, **options)

@@ -94,6 +94,7 @@ def evaluate(
     checkpoint: str | None = None,
     watch: float | None = None,
     once: bool = False,
+    allow_missing: bool = False,
     options: Annotated[Options, tyro.conf.OmitArgPrefixes, tyro.conf.arg(name="suite")] = Options(),  # noqa: B008
 ) -> None:
     """Measure a model: a run's folder, a folder that transformers can open, or a hub's name.
@@ -111,6 +112,7 @@ def evaluate(
         checkpoint: of a run: best, last or a step (its export, else the best).
         watch: evaluate every checkpoint of a run into eval_results.jsonl, and look for new ones every so many seconds.
         once: with --watch, do not look again.
+        allow_missing: open weights that lack tensors, which are then initialised as in a new model.
         options: options of the suites.
     """
     import dataclasses
@@ -133,9 +135,9 @@ def evaluate(
     if watch is not None:
         from ..eval.watch import watch as watch_run
 
-        watch_run(model, suite, settings, watch, once, device, dtype)
+        watch_run(model, suite, settings, watch, once, device, dtype, allow_missing=allow_missing)
         return
-    opened, tokenizer = load(model, device, dtype, checkpoint)
+    opened, tokenizer = load(model, device, dtype, checkpoint, allow_missing)
     target = output or default_output(model)
     about = {"path": str(model), "weights": fingerprint(opened), "dtype": str(opened.dtype).removeprefix("torch.")}
     results = _with_progress(

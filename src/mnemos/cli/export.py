@@ -13,6 +13,7 @@ def export(
     /,
     checkpoint: str = "best",
     average: bool = False,
+    allow_missing: bool = False,
 ) -> None:
     """Write the model of a run, whatever number of processes trained it, as one folder for transformers.
 
@@ -21,8 +22,9 @@ def export(
         out: the folder to write; it must not exist, or be empty.
         checkpoint: best, last, or a step.
         average: the average of the weights (runs with optim.ema).
+        allow_missing: open weights that lack tensors, which are then initialised as in a new model.
     """
     from ..train.runs import export as write
 
-    path = write(run, out, checkpoint, average)
+    path = write(run, out, checkpoint, average, allow_missing)
     print(f"{path}: open it with AutoModelForCausalLM.from_pretrained({str(path)!r}) after `import mnemos`")

@@ -20,6 +20,7 @@ def generate(
     checkpoint: str = "best",
     device: str = "cpu",
     stream: bool = True,
+    allow_missing: bool = False,
 ) -> None:
     """Continue a prompt.
 
@@ -35,6 +36,7 @@ def generate(
         checkpoint: best, last, or a step of the run.
         device: where to compute.
         stream: print text as it comes (one sample).
+        allow_missing: open weights that lack tensors, which are then initialised as in a new model.
     """
     import torch
 
@@ -50,7 +52,7 @@ def generate(
         if not right:
             raise ValueError(f"{said} must be {wanted}")
     place = open_device(device)
-    language, tokenizer = _open(model, checkpoint)
+    language, tokenizer = _open(model, checkpoint, allow_missing)
     language = language.to(place)
     if seed is not None:
         torch.manual_seed(seed)
@@ -72,7 +74,7 @@ def generate(
         print(tokenizer.decode(row))
 
 
-def _open(model: str, checkpoint: str):
+def _open(model: str, checkpoint: str, allow_missing: bool):
     """A model in evaluation mode, and its tokenizer."""
     from pathlib import Path
 
@@ -80,12 +82,16 @@ def _open(model: str, checkpoint: str):
     if (path / "config.yaml").exists():
         from ..train.runs import load_model, load_tokenizer
 
-        return load_model(path, checkpoint), load_tokenizer(path)
+        return load_model(path, checkpoint, allow_missing=allow_missing), load_tokenizer(path)
     if (path / "config.json").exists():
-        from ..data import open_tokenizer
-        from ..models import MnemosForCausalLM
+        from ..eval.loading import load
+        from ..models.folder import check_files
 
-        return MnemosForCausalLM.from_pretrained(path, use_safetensors=True).eval(), open_tokenizer(str(path))
+        check_files(path)
+        language, tokenizer = load(path, allow_missing=allow_missing)
+        if tokenizer is None:
+            raise ValueError(f"{model} has no tokenizer, and its {language.config.vocab_size} tokens are not bytes")
+        return language, tokenizer
     raise ValueError(f"{model} is neither a run (config.yaml) nor an exported model (config.json)")
 
 

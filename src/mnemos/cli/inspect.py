@@ -18,6 +18,7 @@ def inspect(
     out: Path | None = None,
     max_tokens: int = 2000,
     device: str = "cpu",
+    allow_missing: bool = False,
 ) -> None:
     """Read a text with a model, and write a page: every token by surprise, lr, retain, momentum, gate and routing, layer by layer.
 
@@ -30,6 +31,7 @@ def inspect(
         out: the page (inspect.html in the model's folder).
         max_tokens: so many tokens of the text are read, at most 20,000.
         device: where to compute.
+        allow_missing: open weights that lack tensors, which are then initialised as in a new model.
     """
     from ..eval.loading import load
     from ..report.inspect import inspect as look
@@ -43,7 +45,7 @@ def inspect(
     content, longer = read_text(text, max_tokens)
     seen = []
     for path, which in chosen:
-        opened, tokenizer = load(path, device, "auto", which)
+        opened, tokenizer = load(path, device, "auto", which, allow_missing)
         found = look(opened, tokenizer, content, max_tokens, name=_name(path, which))
         found.cut |= longer
         seen.append(found)

@@ -9,22 +9,30 @@ from typing import Any
 import torch
 
 from ..data import ByteTokenizer, open_tokenizer
+from ..data.tokenizer import check_vocabulary
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
 def load(
-    path: str | os.PathLike, device: str = "cpu", dtype: str = "auto", checkpoint: str | None = None
+    path: str | os.PathLike,
+    device: str = "cpu",
+    dtype: str = "auto",
+    checkpoint: str | None = None,
+    allow_missing: bool = False,
 ) -> tuple[Any, Any]:
     """A model in eval mode and its tokenizer, from a folder that transformers can open, a run's folder, or a hub's name.
 
     Of a run, export/ is opened where there is one, else its best checkpoint; `checkpoint` ("best", "last", a step) chooses one. A model of bytes needs no tokenizer file; one of ids that are no
     text has none (None), and only the suites over ids can be run on it.
+
+    Weights that are damaged, incomplete or not finite are refused; allow_missing=True initialises tensors that a model of ours
+    lacks.
     """
     folder = Path(path)
     place = next((f for f in (folder, folder / "export") if (f / "config.json").is_file()), None)
     if (place is None or checkpoint is not None) and (folder / "config.yaml").is_file():
-        model, tokenizer = _from_run(folder, checkpoint or "best")
+        model, tokenizer = _from_run(folder, checkpoint or "best", allow_missing)
         return model.to(device=device, dtype=_dtype(dtype, model.dtype)).eval(), tokenizer
     if checkpoint is not None:
         raise ValueError(f"checkpoint={checkpoint!r} is of a run, but {path} has no config.yaml")
@@ -32,17 +40,31 @@ def load(
         raise ValueError(
             f"{path} has no config.json, export/config.json or config.yaml: it is neither a saved model nor a run"
         )
+    model = _from_transformers(
+        str(place or path), "auto" if dtype == "auto" else _dtype(dtype, torch.float32), allow_missing
+    )
+    tokenizer = load_tokenizer(place or path, model.config)
+    if tokenizer is not None and place is not None and model.config.model_type == "mnemos":
+        check_vocabulary(tokenizer.vocab_size, model.config.vocab_size)
+    return model.to(device).eval(), tokenizer
+
+
+def _from_transformers(path: str, dtype: str | torch.dtype, allow_missing: bool) -> Any:
     from transformers import AutoModelForCausalLM
 
-    import mnemos.models  # noqa: F401  makes our models known
+    from ..models.folder import read_object  # and makes our models known
 
+    config = Path(path) / "config.json"
+    ours = config.is_file() and read_object(config).get("model_type") == "mnemos"
+    extra = {"allow_missing": True} if ours and allow_missing else {}
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            str(place or path), dtype="auto" if dtype == "auto" else _dtype(dtype, torch.float32)
-        )
-    except OSError as failed:
-        raise ValueError(f"{path} cannot be opened: {str(failed).splitlines()[0]}") from None
-    return model.to(device).eval(), load_tokenizer(place or path, model.config)
+        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **extra)
+    except (ImportError, MemoryError):
+        raise
+    except Exception as failed:  # whatever a file from elsewhere leads transformers to
+        lines = [line.strip() for line in str(failed).splitlines() if line.strip()] or [type(failed).__name__]
+        reason = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+        raise ValueError(reason if path in reason else f"{path} cannot be opened: {reason}") from failed
 
 
 def load_tokenizer(path: str | os.PathLike, config: Any) -> Any:
@@ -57,10 +79,10 @@ def load_tokenizer(path: str | os.PathLike, config: Any) -> Any:
     return ByteTokenizer() if 256 <= config.vocab_size <= 260 else None
 
 
-def _from_run(folder: Path, checkpoint: str) -> tuple[Any, Any]:
+def _from_run(folder: Path, checkpoint: str, allow_missing: bool) -> tuple[Any, Any]:
     from ..train import runs
 
-    return runs.load_model(folder, checkpoint), runs.load_tokenizer(folder)
+    return runs.load_model(folder, checkpoint, allow_missing=allow_missing), runs.load_tokenizer(folder)
 
 
 def _dtype(name: str, default: torch.dtype) -> torch.dtype:

@@ -50,6 +50,7 @@ def watch(
     dtype: str = "auto",
     report: Callable[[str], object] = print,
     sleep: Callable[[float], object] = time.sleep,
+    allow_missing: bool = False,
 ) -> list[dict[str, Any]]:
     """Evaluate every checkpoint that has no line yet, the oldest first, then look again every `poll` seconds; once: do not.
 
@@ -66,7 +67,7 @@ def watch(
         for step in [s for s in checkpoint_steps(run) if s not in done]:
             began = time.perf_counter()
             try:
-                model, tokenizer = load(run, device, dtype, checkpoint=str(step))
+                model, tokenizer = load(run, device, dtype, checkpoint=str(step), allow_missing=allow_missing)
             except (ValueError, OSError) as wrong:
                 report(f"step {step}: {wrong}")
                 continue

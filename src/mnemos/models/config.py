@@ -6,10 +6,12 @@ import dataclasses
 import difflib
 from typing import Any
 
+import torch
 from transformers import GenerationConfig, PreTrainedConfig
 
 from ..memory import NeuralMemoryConfig
 from ..memory.config import is_number
+from ..memory.spec import WIDEST
 from .keywords import refuse_unknown
 
 BLOCKS = {
@@ -23,6 +25,7 @@ BLOCKS = {
 }
 MEMORY_BLOCKS = ("lmm", "mag", "mal", "mac", "qk")
 GATE_MODES = ("product", "sigmoid", "convex", "additive")
+LIMITS = {"vocab_size": 2**31 - 1, "num_hidden_layers": 2**12}  # others: WIDEST; sizes come from files too
 QK_FIELDS = ("persistent", "window", "decay", "gate_hidden", "normalise", "chunk_size")
 MEMORY_FIELDS = tuple(f.name for f in dataclasses.fields(NeuralMemoryConfig) if f.name != "dim")
 MEMORY_KEYWORDS = tuple(f"memory_{name}" for name in MEMORY_FIELDS)
@@ -106,6 +109,10 @@ class MnemosConfig(PreTrainedConfig):
             self.layers = list(self.layers)
         if isinstance(self.memory_layers, tuple | range):
             self.memory_layers = list(self.memory_layers)
+        for dtype in (self.dtype, kwargs.get("torch_dtype")):
+            named = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+            if dtype is not None and not (isinstance(named, torch.dtype) and named.is_floating_point):
+                raise ValueError(f"dtype={dtype!r:.60} is unknown; choose float32, bfloat16, float16 or float64")
         super().__post_init__(**kwargs)
         self.validate_choices()
 
@@ -119,12 +126,13 @@ class MnemosConfig(PreTrainedConfig):
             "attention_window",
             "segment_length",
         ):
-            _whole(name, getattr(self, name), 1)
+            _whole(name, getattr(self, name), 1, LIMITS.get(name, WIDEST))
         for name in ("intermediate_size", "num_key_value_heads", "head_dim"):
             if getattr(self, name) is not None:
-                _whole(name, getattr(self, name), 1)
+                _whole(name, getattr(self, name), 1, WIDEST)
         for name in ("num_persistent_tokens", "num_longterm_tokens"):
-            _whole(name, getattr(self, name), 0)
+            _whole(name, getattr(self, name), 0, WIDEST)
+        self._check_types()
         pattern = self.layers if isinstance(self.layers, list | tuple) else [self.layers]
         unknown = [name for name in pattern if not isinstance(name, str) or name not in BLOCKS]
         if unknown or not pattern:
@@ -165,6 +173,16 @@ class MnemosConfig(PreTrainedConfig):
             raise ValueError(
                 "layers='mac' keeps a copy of its memory's weights, which features='exp' has none of; use lmm, mag or mal"
             )
+
+    def _check_types(self) -> None:
+        for name in ("qk_norm", "tie_word_embeddings", "use_cache"):
+            if type(getattr(self, name)) is not bool:
+                raise ValueError(f"{name}={getattr(self, name)!r:.60} must be True or False")
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+            value = getattr(self, name)
+            for each in value if name == "eos_token_id" and isinstance(value, list | tuple) else [value]:
+                if each is not None and type(each) is not int:
+                    raise ValueError(f"{name}={value!r:.60} must be a token id, or None")
 
     def _check_attention(self) -> None:
         if self.head_dim is None and self.hidden_size % self.num_attention_heads:
@@ -227,6 +245,8 @@ class MnemosConfig(PreTrainedConfig):
 FIELDS = tuple(MnemosConfig.__annotations__)
 
 
-def _whole(name: str, value, least: int) -> None:
+def _whole(name: str, value, least: int, most: int) -> None:
     if type(value) is not int or value < least:
-        raise ValueError(f"{name}={value!r} must be a whole number >= {least}")
+        raise ValueError(f"{name}={value!r:.60} must be a whole number >= {least}")
+    if value > most:
+        raise ValueError(f"{name}={value!r:.60} must be at most {most}")

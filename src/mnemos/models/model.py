@@ -5,11 +5,15 @@ Shapes: B, T as given; R rows of L tokens (see rows.py); N persistent tokens; D 
 
 from __future__ import annotations
 
+import os
+from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel, initialization
+from transformers import GenerationMixin, PreTrainedModel, StoppingCriteriaList, initialization
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
@@ -19,8 +23,22 @@ from .blocks import Block
 from .cache import MnemosCache
 from .config import MnemosConfig
 from .decoding import Decoder
+from .folder import (
+    check_files,
+    check_finite,
+    check_inside,
+    check_names,
+    check_shapes,
+    dtype_name,
+    expected_shapes,
+    own_names,
+    read_shapes,
+)
+from .generation import Record, check_mask, mask_of_new, recorded, with_past
 from .loss import IGNORED, cross_entropy
 from .rows import Rows, rows_of, starts_from_lengths, starts_from_positions
+
+ALLOW_MISSING: ContextVar[bool] = ContextVar("ALLOW_MISSING", default=False)  # for the model that is being opened
 
 
 class MnemosPreTrainedModel(PreTrainedModel):
@@ -36,18 +54,55 @@ class MnemosPreTrainedModel(PreTrainedModel):
     _is_stateful = True
 
     @classmethod
-    def from_pretrained(cls, *args, **kwargs):
-        """transformers' `from_pretrained`. A device_map may place layers on any devices, but not offload them: layers read weights of
-        their parts themselves, and accelerate brings those back only where a part is called."""
-        found = super().from_pretrained(*args, **kwargs)
-        model = found[0] if isinstance(found, tuple) else found
+    def from_pretrained(cls, pretrained_model_name_or_path=None, *args, allow_missing: bool = False, **kwargs):
+        """transformers' `from_pretrained`, for weights that are complete, finite and of their config; others are refused.
+
+        allow_missing: initialise tensors that the weights lack as in a new model, and leave out those that the model lacks.
+        A device_map may place layers on any devices, but not offload them: layers read weights of their parts themselves, and
+        accelerate brings those back only where a part is called.
+        """
+        name = pretrained_model_name_or_path
+        if name is not None and os.path.isdir(name) and kwargs.get("gguf_file") is None:
+            check_files(Path(name) / kwargs.get("subfolder", ""))
+        if name is not None:
+            kwargs.setdefault("use_safetensors", True)
+        wants_info = kwargs.pop("output_loading_info", False)
+        lenient = allow_missing or kwargs.get("key_mapping") is not None
+        token = ALLOW_MISSING.set(lenient)
+        try:
+            found: Any = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
+            model, info = found
+        except (SafetensorError, RecursionError) as broken:
+            raise ValueError(f"{name} cannot be opened: {broken}") from None
+        finally:
+            ALLOW_MISSING.reset(token)
         places = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
         if "disk" in places or ("cpu" in places and len(places) > 1):
             raise ValueError(
                 f"device_map places weights on {', '.join(sorted(places))}, which offloads some of them; "
                 "use device_map='cpu', or devices that hold all of them"
             )
-        return found
+        where = "state_dict" if name is None else str(name)
+        if not lenient:
+            check_names(where, *(own_names(model, dict.fromkeys(info[k])) for k in ("missing_keys", "unexpected_keys")))
+        check_finite(where, model)
+        return (model, info) if wants_info else model
+
+    @staticmethod
+    def _load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs):
+        """Compare the headers of the weights with the model while it still is on the meta device: nothing is allocated yet."""
+        found = None
+        if state_dict is not None:
+            found = {name: (tuple(x.shape), dtype_name(x.dtype)) for name, x in state_dict.items()}
+        elif checkpoint_files and all(str(file).endswith(".safetensors") for file in checkpoint_files):
+            found = read_shapes(checkpoint_files)
+            name = load_config.pretrained_model_name_or_path
+            if name is not None and os.path.isdir(name):
+                check_inside(Path(name), checkpoint_files)
+        if found is not None and not load_config.is_quantized and not load_config.ignore_mismatched_sizes:
+            where = str(load_config.pretrained_model_name_or_path or "state_dict")
+            check_shapes(where, expected_shapes(model), own_names(model, found), ALLOW_MISSING.get())
+        return PreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
 
     @torch.no_grad()
     @initialization.guard_torch_init_functions()
@@ -196,11 +251,7 @@ class MnemosModel(MnemosPreTrainedModel):
     def _rows(self, x, attention_mask, position_ids, cache, cu_seqlens) -> Rows | None:
         shape, mask = tuple(x.shape[:2]), None
         if attention_mask is not None:
-            if attention_mask.dim() != 2 or attention_mask.shape[0] != shape[0] or attention_mask.shape[1] < shape[1]:
-                raise ValueError(
-                    f"attention_mask has shape {tuple(attention_mask.shape)}, but {shape} is expected "
-                    "(or more columns in front, for what the cache has read)"
-                )
+            check_mask(attention_mask, shape, 0 if cache is None else cache.length)
             mask = attention_mask[:, -shape[1] :].to(device=x.device, dtype=torch.bool)
         if cu_seqlens is not None:
             return rows_of(mask, starts_from_lengths(cu_seqlens, shape).to(x.device))
@@ -260,8 +311,8 @@ class MnemosForCausalLM(MnemosPreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """Logits (B, T, V) of the next token, and the loss where labels are given.
 
-        input_ids: (B, T), or inputs_embeds (B, T, D). attention_mask: (B, T), 0 for padding, wherever it is; columns in front, of
-        what a cache has read, are ignored. past_key_values: go on from what an earlier call returned, which stays as it is.
+        input_ids: (B, T), or inputs_embeds (B, T, D). attention_mask: (B, T), 0 for padding, wherever it is; or
+        (B, past + T), whose columns of the past are ignored. past_key_values: go on from what an earlier call returned, which stays as it is.
         cu_seqlens: [0, end of document 1, ..., T] of documents packed in one row; position_ids that begin again at 0 say the same.
         labels: (B, T), shifted inside, -100 is ignored; the loss needs no logits, and none are returned while training
         (`return_logits` decides otherwise). logits_to_keep: how many columns, from the right (0: all), or which.
@@ -318,32 +369,106 @@ class MnemosForCausalLM(MnemosPreTrainedModel, GenerationMixin):
         Prompts, padded batches and training are run as before; so is `mac`, which looks at the numbers."""
         self.model.decoder = Decoder(self.model.layers, **options)
 
-    def generate(self, inputs: Tensor | None = None, *args, **kwargs):
-        """transformers' `generate`. With `past_key_values` and no attention_mask, `inputs` are the new tokens alone; with an
-        attention_mask as long as themselves and longer than the past, they are everything from the start, as transformers has it."""
-        cache, mask = kwargs.get("past_key_values"), kwargs.get("attention_mask")
-        ids = inputs if inputs is not None else kwargs.get("input_ids")
-        if isinstance(cache, MnemosCache) and ids is not None:
-            new = ids.shape[1]
-            if mask is None or (mask.shape[1] == new and new <= cache.length):
-                mask = ids.new_ones(ids.shape) if mask is None else mask
-                kwargs["attention_mask"] = torch.cat([mask.new_ones(ids.shape[0], cache.length), mask], dim=1)
-        return super().generate(inputs, *args, **kwargs)  # ty: ignore[invalid-argument-type]
+    def generate(
+        self,
+        inputs: Tensor | None = None,
+        generation_config=None,
+        logits_processor=None,
+        stopping_criteria=None,
+        *args,
+        **kwargs,
+    ):
+        """transformers' `generate`. With `past_key_values`, the input (B, T) holds the new tokens alone, always; an attention_mask
+        has their columns (B, T), or those of the past too (B, past + T). Any other mask is refused.
+
+        The cache of the output (return_dict_in_generate=True) has not read the last token, nor does it leave out the padding of
+        rows that ended early: `state_after(outputs)` has read exactly the tokens of `outputs.sequences`.
+        """
+        cache = kwargs.get("past_key_values")
+        if isinstance(cache, MnemosCache):
+            name = "inputs_embeds" if kwargs.get("inputs_embeds") is not None else "input_ids"
+            new = inputs if inputs is not None else kwargs.get(name)
+            kwargs["attention_mask"] = mask_of_new(cache, new, name, kwargs.get("attention_mask"))
+        chosen = generation_config if generation_config is not None else self.generation_config
+        if kwargs.get("return_dict_in_generate", getattr(chosen, "return_dict_in_generate", False)):
+            kwargs["record"] = Record()
+            stopping_criteria = StoppingCriteriaList([*(stopping_criteria or ()), kwargs["record"]])
+        outputs = super().generate(inputs, generation_config, logits_processor, stopping_criteria, *args, **kwargs)  # ty: ignore[invalid-argument-type]
+        if "record" in kwargs:
+            outputs.record = kwargs["record"]  # ty: ignore[invalid-assignment]
+        return outputs
+
+    @torch.no_grad()
+    def state_after(self, outputs) -> MnemosCache:
+        """The state after exactly the tokens of `outputs.sequences`, row by row: padding behind a row's end is not read.
+
+        outputs: from `generate(..., return_dict_in_generate=True)`. Where no row was padded, one token is read; else, and after
+        beam search, the rows are read again from the past they began with.
+
+        >>> model = MnemosForCausalLM(MnemosConfig(hidden_size=32, num_hidden_layers=1, layers="lmm", memory_heads=2))
+        >>> options = dict(max_new_tokens=3, do_sample=False, return_dict_in_generate=True)
+        >>> first = model.generate(torch.tensor([list(b"Hello.")]), **options)
+        >>> cache = model.state_after(first)
+        >>> first.past_key_values.get_seq_length(), cache.get_seq_length()
+        (8, 9)
+        >>> second = model.generate(torch.tensor([list(b"And?")]), past_key_values=cache, **options)
+        """
+        record = getattr(outputs, "record", None)
+        if not isinstance(record, Record):
+            raise ValueError(
+                f"outputs is a {type(outputs).__name__}, but must be what generate(..., return_dict_in_generate=True) returned"
+            )
+        sequences, cache, lengths = outputs.sequences, outputs.past_key_values, record.lengths(outputs)
+        generated = sequences[:, record.columns :]
+        if lengths is None and cache is not None and cache.length == record.length + generated.shape[1] - 1:
+            return self.state(sequences[:, -1:], cache)
+        R, cache = len(sequences), record.past
+        if cache is not None:
+            cache = cache.select([row * cache.batch // R for row in range(R)])
+        for read, mask in record.pieces:
+            B = len(next(iter(read.values())))
+            rows = torch.arange(R, device=sequences.device) * B // R
+            read = {name: x[rows.to(x.device)] for name, x in read.items()}
+            mask = None if mask is None else mask[rows.to(mask.device)]
+            cache = self.model.run(read.get("input_ids"), mask, None, cache, read.get("inputs_embeds"), use_cache=True)[
+                2
+            ]
+        if lengths is not None:
+            columns = torch.arange(record.columns, sequences.shape[1], device=sequences.device)
+            lengths = (columns < lengths.to(sequences.device).unsqueeze(1)).long()
+        return self.state(generated, cache, lengths)
 
     def prepare_inputs_for_generation(  # ty: ignore[incompatible-method-override]
         self,
         input_ids: Tensor,
+        next_sequence_length: int | None = None,
         past_key_values=None,
         inputs_embeds=None,
         is_first_iteration: bool | None = False,
+        record: Record | None = None,
         **kwargs,
     ):
-        """A cache that `generate` got from its own last call has no other owner, and may be written into."""
+        """Before the first step, every token of the input is new. A cache that `generate` got from its own last call has no other
+        owner, and may be written into."""
         if isinstance(past_key_values, MnemosCache):
-            past_key_values.inplace = not is_first_iteration
+            past_key_values.inplace = not is_first_iteration and kwargs.get("use_cache") is not False
+            if is_first_iteration:
+                next_sequence_length = None
         kwargs |= {"past_key_values": past_key_values, "inputs_embeds": inputs_embeds}
-        kwargs["is_first_iteration"] = is_first_iteration
-        return super().prepare_inputs_for_generation(input_ids, **kwargs)  # ty: ignore[invalid-argument-type]
+        kwargs |= {"is_first_iteration": is_first_iteration, "next_sequence_length": next_sequence_length}
+        found = super().prepare_inputs_for_generation(input_ids, **kwargs)  # ty: ignore[invalid-argument-type]
+        if record is not None and is_first_iteration:
+            record.add(input_ids.shape[1], found)
+        return found
+
+    def _prepare_attention_mask_for_generation(self, inputs_tensor, generation_config, model_kwargs):
+        """The mask of an input that came without one, as long as transformers expects it beside a cache."""
+        mask = super()._prepare_attention_mask_for_generation(inputs_tensor, generation_config, model_kwargs)
+        cache = model_kwargs.get("past_key_values")
+        return with_past(mask, cache.length) if isinstance(cache, MnemosCache) else mask
+
+    def _get_stopping_criteria(self, *args, **kwargs) -> StoppingCriteriaList:
+        return recorded(super()._get_stopping_criteria(*args, **kwargs))  # ty: ignore[invalid-argument-type]
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:

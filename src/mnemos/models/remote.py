@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from ..whole import write_text
+from .folder import read_object
 
 REMOTE = '''"""Lets transformers find the models of the package mnemos, which must be installed (trust_remote_code=True)."""
 
@@ -20,7 +21,7 @@ def add_remote_code(folder: str | os.PathLike) -> None:
     """Let a saved model be opened by programs that do not import mnemos, such as `lm_eval --model hf --model_args
     pretrained=FOLDER,trust_remote_code=True`: adds a file of three lines to the folder, and its name to config.json."""
     folder = Path(folder)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_object(folder / "config.json")
     if config.get("model_type") != "mnemos":
         raise ValueError(
             f"{folder} holds a model of type {config.get('model_type')!r}, but remote code is only for mnemos"

@@ -107,7 +107,12 @@ def _readings(
             damaged[name] = wrong
             continue
         say(f"reading {name}")
-        model, tokenizer = load_model(run.path, str(step)), load_tokenizer(run.path)
+        try:
+            model = load_model(run.path, str(step))
+        except ValueError as wrong:
+            damaged[name] = str(wrong)
+            continue
+        tokenizer = load_tokenizer(run.path)
         about = f"{run.config.model.preset} {run.config.model.size}: {describe(model)}"
         seen = inspect(model, tokenizer, text, tokens)
         layers = []

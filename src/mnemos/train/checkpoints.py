@@ -28,6 +28,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from .distributed import World
 from .files import sync_folder, write_json
@@ -200,6 +201,18 @@ class Checkpoints:
 def read_tensors_into(path: Path, tensors: dict[str, Tensor]) -> None:
     """Fill live tensors, spread or whole, from a checkpoint."""
     dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(path / "tensors")))
+
+
+def tensor_shapes(path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and dtype (as safetensors names it) of every tensor of a checkpoint, whole, however many processes wrote it."""
+    from ..models.folder import dtype_name
+
+    try:
+        metadata = dcp.HuggingFaceStorageReader(str(path / "tensors")).read_metadata().state_dict_metadata
+        tensors = {name: x for name, x in metadata.items() if isinstance(x, TensorStorageMetadata)}
+        return {name: (tuple(x.size), dtype_name(x.properties.dtype)) for name, x in tensors.items()}
+    except Exception as broken:  # of files whose checksums are right, but which are no tensors of ours
+        raise ValueError(f"{path} cannot be used: its tensors cannot be read ({_short(broken)})") from None
 
 
 def checkpoint_steps(folder: Path) -> list[int]:

@@ -6,7 +6,6 @@ runs/<name>/config.yaml  metrics.jsonl  best.json  samples.jsonl  tokenizer/  ch
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 from filelock import BaseFileLock, FileLock, Timeout
 
-from .checkpoints import checkpoint_steps, problem_of, read_best, read_tensors_into
+from .checkpoints import checkpoint_steps, problem_of, read_best, read_tensors_into, tensor_shapes
 from .config import TrainConfig
 from .distributed import World
 from .telemetry import read_metrics
@@ -168,21 +167,33 @@ def find_checkpoint(run: str | os.PathLike, which: str = "best") -> Path:
     return path
 
 
-def load_model(run: str | os.PathLike, checkpoint: str = "best", average: bool = False):
+def load_model(run: str | os.PathLike, checkpoint: str = "best", average: bool = False, allow_missing: bool = False):
     """The model of a run's checkpoint, whole, in evaluation mode, whatever number of processes wrote it.
 
-    average: the average of the weights, for runs with optim.ema.
+    average: the average of the weights, for runs with optim.ema. allow_missing: initialise tensors that the checkpoint lacks as in
+    a new model; else a checkpoint that is not complete, finite and of its config is refused.
     """
     from ..models import MnemosConfig, MnemosForCausalLM
+    from ..models.folder import check_finite, check_shapes, read_object
 
     path = find_checkpoint(run, checkpoint)
-    state = json.loads((path / "state.json").read_text())
-    if average and not state["config"]["optim"]["ema"]:
+    state = read_object(path / "state.json")
+    try:
+        config, ema = MnemosConfig.from_dict(state["model"]), average and state["config"]["optim"]["ema"]
+    except (KeyError, TypeError, AttributeError) as wrong:
+        raise ValueError(f"{path / 'state.json'} does not describe a model: {wrong!r}") from None
+    if average and not ema:
         raise ValueError(f"{run} has no average of its weights: it was trained with optim.ema=0")
-    model = MnemosForCausalLM(MnemosConfig.from_dict(state["model"])).eval()
-    read_tensors_into(path, model_tensors(model, "average" if average else "model"))
-    if average:
-        read_tensors_into(path, buffers(model))
+    prefix, found = "average" if average else "model", tensor_shapes(path)
+    with torch.device("meta"):
+        model = MnemosForCausalLM(config)
+    shapes = {name: tuple(x.shape) for name, x in (model_tensors(model, prefix) | buffers(model)).items()}
+    own = {name: x for name, x in found.items() if name in shapes or name.startswith(f"{prefix}.")}
+    check_shapes(str(path), shapes, own, allow_missing)  # before anything of that size is allocated
+    model = MnemosForCausalLM(config).eval()
+    tensors = model_tensors(model, prefix) | buffers(model)
+    read_tensors_into(path, {name: x for name, x in tensors.items() if name in found})
+    check_finite(str(path), model)
     return model
 
 
@@ -193,7 +204,13 @@ def load_tokenizer(run: str | os.PathLike):
     return open_tokenizer(str(Path(run) / "tokenizer"))
 
 
-def export(run: str | os.PathLike, out: str | os.PathLike, checkpoint: str = "best", average: bool = False) -> Path:
+def export(
+    run: str | os.PathLike,
+    out: str | os.PathLike,
+    checkpoint: str = "best",
+    average: bool = False,
+    allow_missing: bool = False,
+) -> Path:
     """Write one transformers folder: config with use_cache, safetensors weights, tokenizer. Complete or absent."""
     import uuid
 
@@ -203,7 +220,7 @@ def export(run: str | os.PathLike, out: str | os.PathLike, checkpoint: str = "be
     out = Path(out)
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         raise ValueError(f"{out} exists already and is not empty; choose another folder")
-    model = load_model(run, checkpoint, average)
+    model = load_model(run, checkpoint, average, allow_missing)
     out.parent.mkdir(parents=True, exist_ok=True)
     part = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.part")
     try:

@@ -1,0 +1,160 @@
+"""A model's folder: its files are readable, its weights complete, finite and of its config, or one sentence names the fault."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+INDEX = "model.safetensors.index.json"
+FLOATS = ("F64", "F32", "F16", "BF16")
+TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
+WHOLE = ("max_length", "min_length", "max_new_tokens", "min_new_tokens", "num_beams", "num_return_sequences", "top_k")
+NUMBERS = (*WHOLE, "temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "length_penalty")
+ALLOW = "allow_missing=True (--allow-missing) opens it all the same"
+Shapes = Mapping[str, tuple[tuple[int, ...], str]]  # name -> shape and safetensors' name of the dtype
+
+
+def read_object(path: str | os.PathLike) -> dict[str, Any]:
+    """The JSON object in a file."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as wrong:
+        raise ValueError(f"{path} cannot be read: {wrong.strerror}") from None
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply") from None
+    except ValueError as wrong:
+        raise ValueError(f"{path} is not valid JSON: {wrong}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds a JSON {type(found).__name__}, but an object {{...}} is expected")
+    return found
+
+
+def check_files(folder: Path) -> None:
+    """Refuse JSON files and weight files of a saved model that cannot be read, or that lie outside the folder."""
+    if (folder / "config.json").is_file():
+        kind = read_object(folder / "config.json").get("model_type")
+        if kind != "mnemos":
+            raise ValueError(f"{folder / 'config.json'} is of a model of type {kind!r:.60}, but 'mnemos' is expected")
+    if (folder / "generation_config.json").is_file():
+        _check_generation(folder / "generation_config.json")
+    if (folder / "model.safetensors").is_file():
+        read_shapes([folder / "model.safetensors"])
+    elif (folder / INDEX).is_file():
+        _check_index(folder / INDEX)
+
+
+def check_inside(folder: Path, files: Iterable[str | os.PathLike]) -> None:
+    """Refuse files that are named by a path out of the folder."""
+    for file in files:
+        if not Path(os.path.abspath(file)).is_relative_to(os.path.abspath(folder)):
+            raise ValueError(f"{folder} names the weights {os.fspath(file)!r:.120}, but a file inside it is expected")
+
+
+def _check_index(path: Path) -> None:
+    index = read_object(path)
+    places = index.get("weight_map")
+    if not isinstance(places, dict) or not isinstance(index.get("metadata"), dict):
+        raise ValueError(f"{path} lacks weight_map or metadata, which name the file of each tensor")
+    for name in places.values():
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise ValueError(f"{path} names the file {name!r:.80}, but a .safetensors file beside it is expected")
+        if not (path.parent / name).is_file():
+            raise ValueError(f"{path} names {name}, which is missing")
+
+
+def _check_generation(path: Path) -> None:
+    given = read_object(path)
+    for name in NUMBERS + TOKEN_IDS:
+        value = given.get(name)
+        several = value if name in TOKEN_IDS and isinstance(value, list) else [value]
+        kinds = int if name in WHOLE + TOKEN_IDS else int | float
+        if any(x is not None and (not isinstance(x, kinds) or isinstance(x, bool)) for x in several):
+            raise ValueError(f"{path} has {name}={value!r:.60}, but a number is expected")
+
+
+def read_shapes(files: Iterable[str | os.PathLike]) -> Shapes:
+    """Shape and dtype of every tensor of safetensors files, from their headers alone."""
+    found = {}
+    for path in files:
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118
+                    tensor = file.get_slice(name)
+                    found[name] = (tuple(tensor.get_shape()), tensor.get_dtype())
+        except (SafetensorError, OSError, ValueError) as broken:
+            raise ValueError(f"{path} is damaged or cut off: {broken}") from None
+    return found
+
+
+def check_shapes(where: str, expected: Mapping[str, tuple[int, ...]], found: Shapes, allow_missing: bool) -> None:
+    """Refuse tensors of another shape or kind; and missing and unexpected ones, unless allowed."""
+    for name, (shape, dtype) in found.items():
+        if name in expected and shape != expected[name]:
+            raise ValueError(f"{where}: tensor {name} has shape {shape}, but its config makes it {expected[name]}")
+        if name in expected and dtype not in FLOATS:
+            raise ValueError(f"{where}: tensor {name} is stored as {dtype}, but one of {', '.join(FLOATS)} is expected")
+    if not allow_missing:
+        check_names(where, expected.keys() - found.keys(), found.keys() - expected.keys())
+
+
+def check_names(where: str, missing: Iterable[str], unexpected: Iterable[str]) -> None:
+    """Refuse weights that lack tensors of the model, or have others."""
+    if missing := sorted(missing):
+        raise ValueError(f"{where} lacks {_some(missing)} of its config; {ALLOW}")
+    if unexpected := sorted(unexpected):
+        raise ValueError(f"{where} has {_some(unexpected)} that its config does not have; {ALLOW}")
+
+
+def check_finite(where: str, model: nn.Module) -> None:
+    """Refuse weights with NaN or infinity."""
+    for name, x in (*model.named_parameters(), *model.named_buffers()):
+        if x.is_floating_point() and not x.is_meta and not bool(torch.isfinite(x).all()):
+            count = int((~torch.isfinite(x)).sum())
+            raise ValueError(f"{where}: tensor {name} has {count:,} of {x.numel():,} values that are not finite")
+
+
+def expected_shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor of a model, by the name it is saved under; of tied ones, the first."""
+    tied = _tied(model)
+    return {name: tuple(x.shape) for name, x in model.state_dict().items() if name not in tied}
+
+
+def _tied(model: Any) -> Iterable[str]:
+    """Names of tensors that are others too."""
+    return (model._tied_weights_keys or ()) if model.config.tie_word_embeddings else ()
+
+
+def own_names(model: Any, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors by the names that `model` has for them: a language model's body may be opened alone, and the other way round.
+    A tied copy and, for a body, the head are left out."""
+    prefix, known, tied = "model.", model.state_dict().keys(), _tied(model)
+    is_body = not hasattr(model, "lm_head")
+    renamed = {}
+    for name, value in found.items():
+        own = next((n for n in (name, prefix + name, name.removeprefix(prefix)) if n in known), name)
+        if own not in tied and not (is_body and own.startswith("lm_head.")):
+            renamed[own] = value
+    return renamed
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """safetensors' name of a floating-point dtype.
+
+    >>> dtype_name(torch.float32)
+    'F32'
+    """
+    names = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+    return names.get(dtype, str(dtype))
+
+
+def _some(names: list[str]) -> str:
+    if len(names) == 1:
+        return f"the tensor {names[0]}"
+    return f"{len(names)} tensors ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
