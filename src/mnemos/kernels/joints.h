@@ -21,7 +21,8 @@ inline float exp_negative(float x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  const int32_t bits = (static_cast<int32_t>(n) + 127) << 23;
+  const float power = n >= -126.0f ? n : -126.0f;  // NaN is no integer: p carries it on
+  const int32_t bits = (static_cast<int32_t>(power) + 127) << 23;
   float scale;
   std::memcpy(&scale, &bits, sizeof scale);
   return p * scale;

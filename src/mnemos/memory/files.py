@@ -19,6 +19,16 @@ def write_tensors(path: str | os.PathLike, tensors: dict[str, Tensor], header: d
         file.write(data)
 
 
+def one_line(error: BaseException) -> str:
+    """The message of an error, short and on one line: a file may have put anything into it.
+
+    >>> one_line(ValueError("a tensor of dtype\\n'x'"))
+    "a tensor of dtype 'x'"
+    """
+    text = " ".join(str(error).split()) or repr(error)
+    return text if len(text) <= 240 else f"{text[:240]} ..."
+
+
 def read_tensors(
     path: str | os.PathLike, what: str, form: str, device: torch.device | str
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -29,8 +39,8 @@ def read_tensors(
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise
-    except (SafetensorError, OSError, ValueError) as broken:
-        raise ValueError(f"{path} is not a readable {what}: {broken}") from None
+    except (SafetensorError, OSError, ValueError, RuntimeError) as broken:
+        raise ValueError(f"{path} is not a readable {what}: {one_line(broken)}") from None
     if header.get("format") != form:
         raise ValueError(f"{path} is not a {what} of this version ({form})")
     return tensors, header

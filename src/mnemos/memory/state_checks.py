@@ -8,6 +8,7 @@ from torch import Tensor
 from .pairs import Pairs
 from .spec import MemorySpec
 
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 MAX_POSITION = 2**53  # tokens; positions stay exact in float64 and never overflow
 
 
@@ -86,7 +87,7 @@ def check_position(path, position: Tensor | None) -> None:
 def check_floats(path, tensors: dict[str, Tensor]) -> None:
     """Tensors of finite floating-point numbers."""
     for name, x in tensors.items():
-        if not x.is_floating_point():
+        if x.dtype not in FLOATS:
             raise ValueError(f"{path} holds {x.dtype} in {name:.60}, where floating-point numbers are expected")
         if not bool(torch.isfinite(x).all()):
             bad = int((~torch.isfinite(x)).sum())

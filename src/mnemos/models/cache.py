@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..memory import MemoryState
-from ..memory.files import read_tensors, write_tensors
+from ..memory.files import one_line, read_tensors, write_tensors
 from ..memory.state_checks import MAX_POSITION
 from ..nn import QKCache
 from .config import MnemosConfig
@@ -158,12 +158,12 @@ class MnemosCache:
             fields, length, about = (json.loads(header[name]) for name in ("config", "length", "states"))
             depth = fields["num_hidden_layers"]
             if type(about) is not dict or type(depth) is not int or not 1 <= depth <= len(about):
-                raise ValueError(f"it has no states of {depth} layers")
+                raise ValueError(f"it has no states of {str(depth)[:40]} layers")
             saved = MnemosConfig.from_dict(fields)
             saved.validate_choices()
             expected = {f"{i}.{name}": form for i, layer in enumerate(forms(saved)) for name, form in layer.items()}
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as broken:
-            raise ValueError(f"{path} has a broken header: {str(broken) or repr(broken)}") from None
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as broken:
+            raise ValueError(f"{path} has a broken header: {one_line(broken)}") from None
         if config is not None:
             _check_config(saved, config)
         if about.keys() != expected.keys():
@@ -191,7 +191,7 @@ class MnemosCache:
             raise ValueError(f"{path} does not fit its own header: its layers stand at different positions")
         if type(self.length) is not int or not int(first.max()) <= self.length <= MAX_POSITION:
             raise ValueError(
-                f"{path} does not fit its own header: length={str(self.length)[:40]} of rows at {first.tolist()[:8]}"
+                f"{path} does not fit its own header: length={self.length!r:.40} of rows at {first.tolist()[:8]}"
             )
 
 

@@ -136,6 +136,9 @@ class QKProjection(nn.Module):
         if cache is None:
             cache = self.initial_cache(q.shape[0], dtype, q.device)
         self._check_cache(cache, q.shape[0])
+        held = cache.gram if self.window is None else cache.key
+        if held is not None and held.dtype != dtype:
+            cache = cache.to(dtype)
         with torch.autocast(q.device.type, enabled=False):
             gate = torch.ones(q.shape[:3], dtype=dtype, device=q.device) if gate is None else gate.to(dtype)
             if mask is not None:
