@@ -132,8 +132,8 @@ def test_small_maps_refuse_arrays_that_are_too_small():
         lambda: token.linear(x, weight, torch.randn(3)),
         lambda: token.norm(x, torch.randn(7), 1.0, 1e-6),
         lambda: token.feed(x, torch.randn(15, 8), torch.randn(8, 8)),
-        lambda: token.join(x, x[:, :7], x, torch.randn(2, 8), torch.randn(2), False),
-        lambda: token.join(x, x, x, torch.randn(3, 8), torch.randn(3), False),
+        lambda: token.join(x, x[:, :7], x, torch.randn(2, 8), torch.randn(2), 0.0, False),
+        lambda: token.join(x, x, x, torch.randn(3, 8), torch.randn(3), 0.0, False),
         lambda: token.ends(torch.empty(0)),
     ):
         with pytest.raises(ValueError, match="refused its arguments"):

@@ -247,12 +247,18 @@ def test_the_state_after_a_batch_that_a_criterion_ended_has_read_no_padding():
 def test_the_state_after_beam_search_is_that_of_the_sequences_it_returned(from_embeddings):
     model, before, question = model_of("mag"), tokens(2, PAST), tokens(2, 9, seed=2)
     past = model.state(before)
-    end = answers(model, torch.cat([before, question], 1))[0, 1].item()
     read = dict(inputs_embeds=model.get_input_embeddings()(question).detach()) if from_embeddings else {}
     read = read or dict(input_ids=question)
-    options = dict(num_beams=3, num_return_sequences=2, eos_token_id=end, pad_token_id=0, return_dict_in_generate=True)
-    out = model.generate(**read, past_key_values=past, **GREEDY | options)
-    generated = out.sequences if from_embeddings else out.sequences[:, 9:]
+    options = dict(num_beams=3, num_return_sequences=2, pad_token_id=0, return_dict_in_generate=True)
+
+    def search(**more):
+        out = model.generate(**read, past_key_values=past, **GREEDY | options | more)
+        return out, out.sequences if from_embeddings else out.sequences[:, 9:]
+
+    for end in search()[1].unique().tolist():  # a token at which one of the returned sequences ends early
+        out, generated = search(eos_token_id=end)
+        if any(end in said[:-1] for said in generated.tolist()):
+            break
     rows = []
     for row, said in enumerate(generated.tolist()):
         said = said[: said.index(end) + 1] if end in said else said
