@@ -246,6 +246,7 @@ def test_a_row_that_only_counts_as_many_numbers_is_no_row_of_the_map():
 def test_a_hook_on_any_part_of_a_layer_is_heard_in_training(place):
     torch.manual_seed(0)
     layer, x = NeuralMemory(dim=16, heads=2, chunk_size=4).double(), torch.randn(2, 11, 16, dtype=torch.float64)
+    nn.init.normal_(layer.gating.linear.weight)  # 0 at first, which a hook may scale as it likes
     before = layer(x)[0]
     layer.get_submodule(place).register_forward_hook(scaled)
     assert not torch.allclose(layer(x)[0], before)

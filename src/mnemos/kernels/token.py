@@ -220,7 +220,7 @@ def _layer_sizes(
     bound = config.value_bound or 0.0
     logits = gate_logits(config)
     start = [logits["lr"]] * H + [logits["momentum"]] * (H if config.momentum else 0)
-    start += fixed_retain_logits(config, torch.float64, "cpu").tolist() if not retain else [logits["retain"]] * H
+    start += fixed_retain_logits(config) if not retain else [logits["retain"]] * H
     return (
         LayerSizes(
             config.dim,

@@ -16,6 +16,8 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
+from .constant import Constant
+
 
 class FeatureMap(nn.Module):
     """Base of all feature maps. Subclass it, set `name`, and pass the class to `register_features`.
@@ -109,12 +111,12 @@ class Elementwise(FeatureMap):
 
     def build(self) -> None:
         self.coefficients_offset = nn.Parameter(torch.zeros(self.heads, self.degree))
-        self._start = _Constant(_inverse_factorials(self.degree)[1:])
+        self._start = Constant(_inverse_factorials(self.degree)[1:])
 
     @property
     def coefficients(self) -> Tensor:
         """a_1..a_p per head: (H, p), float32 or wider."""
-        return self._start.on(self.coefficients_offset.device) + self.coefficients_offset
+        return self._start.plus(self.coefficients_offset)
 
     def forward(self, x: Tensor) -> Tensor:
         x = _widen(x, self.coefficients_offset)
@@ -129,12 +131,12 @@ class _Polynomial(FeatureMap):
 
     def build(self) -> None:
         self.log_coefficients_offset = nn.Parameter(torch.zeros(self.heads, self.degree + 1))
-        self._start = _Constant(_inverse_factorials(self.degree).log())
+        self._start = Constant([math.log(a) for a in _inverse_factorials(self.degree)])
 
     @property
     def log_coefficients(self) -> Tensor:
         """log a_0..log a_p per head: (H, p+1), float32 or wider."""
-        return self._start.on(self.log_coefficients_offset.device) + self.log_coefficients_offset
+        return self._start.plus(self.log_coefficients_offset)
 
 
 @register_features
@@ -330,22 +332,9 @@ def _widen(x: Tensor, parameter: Tensor) -> Tensor:
     return x.to(torch.promote_types(torch.promote_types(x.dtype, parameter.dtype), torch.float32))
 
 
-def _inverse_factorials(degree: int) -> Tensor:
-    """1/0!..1/p!: (p+1,)."""
-    return torch.tensor([1 / math.factorial(i) for i in range(degree + 1)], dtype=torch.float32, device="cpu")
-
-
-class _Constant:
-    """A float32 tensor that follows its module. No buffer: transformers' from_pretrained overwrites non-persistent ones with
-    uninitialised memory."""
-
-    def __init__(self, value: Tensor):
-        self.value = self.placed = value
-
-    def on(self, device: torch.device) -> Tensor:
-        if self.placed.device != device:
-            self.placed = self.value.to(device)
-        return self.placed
+def _inverse_factorials(degree: int) -> list[float]:
+    """1/0!..1/p!."""
+    return [1 / math.factorial(i) for i in range(degree + 1)]
 
 
 def _kernel_roots(log_coefficients: Tensor) -> tuple[Tensor, ...]:

@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .config import NeuralMemoryConfig
+from .constant import Constant
 from .linear import Linear, linear
+from .mode import plain
 from .spec import Gates
 
 
@@ -36,12 +38,12 @@ def gate_logits(config: NeuralMemoryConfig) -> dict[str, float]:
     }
 
 
-def fixed_retain_logits(config: NeuralMemoryConfig, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """The logits (H,) at which retain="fixed" starts: half-lives from 22 tokens, head by head, to that of retain_init."""
-    slowest = math.log(1 - config.retain_init)
+def fixed_retain_logits(config: NeuralMemoryConfig) -> list[float]:
+    """The logits at which retain="fixed" starts: half-lives from 22 tokens, head by head, to that of retain_init."""
+    slowest, steps = math.log(1 - config.retain_init), max(config.head_count - 1, 1)
     fastest = max(slowest, math.log(1 / 32))
-    log_lost = torch.linspace(fastest, slowest, config.head_count, dtype=dtype, device=device)
-    return (-log_lost.exp()).log1p() - log_lost
+    lost = (math.exp(fastest + (slowest - fastest) * h / steps) for h in range(config.head_count))
+    return [logit(1 - x) for x in lost]
 
 
 class Gating(nn.Module):
@@ -60,7 +62,7 @@ class Gating(nn.Module):
 
     def __init__(self, config: NeuralMemoryConfig):
         super().__init__()
-        self.config, self.starts = config, gate_logits(config)
+        self.config = config
         self.heads, self.window = config.head_count, config.spec.window
         self.sizes = {"lr": self.heads}
         if config.momentum:
@@ -78,6 +80,11 @@ class Gating(nn.Module):
         self.token_offset = nn.Parameter(torch.empty(self.heads)) if has_token else None
         self.decay_offset = nn.Parameter(torch.empty(self.heads)) if has_decay else None
         self.retain_offset = nn.Parameter(torch.empty(self.heads)) if config.retain == "fixed" else None
+        logits = gate_logits(config)
+        starts = {name: [logits.get(name, 0.0)] * size for name, size in self.sizes.items()}
+        self._start = Constant([x for part in starts.values() for x in part])
+        self._token_start, self._decay_start = (Constant([logits[name]] * self.heads) for name in ("token", "decay"))
+        self._retain_start = Constant(fixed_retain_logits(config))
         self.reset_parameters()
 
     @torch.no_grad()
@@ -100,14 +107,15 @@ class Gating(nn.Module):
 
     def _gates(self, x: Tensor) -> Gates:
         wide = torch.promote_types(x.dtype, torch.float32)
-        if self.linear.weight.dtype == wide:
-            mapped = self.linear(x.to(wide))
+        bias = self._start.plus(self.offset, wide)
+        if self.linear.weight.dtype != wide or plain(self.linear):
+            mapped = linear(x.to(wide), self.linear.weight.to(wide), bias)
         else:
-            mapped = linear(x.to(wide), self.linear.weight.to(wide))
-        if mapped.shape[-1] != len(self.offset):
-            raise ValueError(f"gating.linear has {mapped.shape[-1]} outputs, but {len(self.offset)} are expected")
-        parts = (mapped + self.offset.to(wide)).split(list(self.sizes.values()), dim=-1)
-        part = {name: z + self.starts[name] if name in self.starts else z for name, z in zip(self.sizes, parts)}
+            mapped = self.linear(x.to(wide))
+            if mapped.shape[-1] != len(bias):
+                raise ValueError(f"gating.linear has {mapped.shape[-1]} outputs, but {len(bias)} are expected")
+            mapped = mapped + bias
+        part = dict(zip(self.sizes, mapped.split(list(self.sizes.values()), dim=-1)))
         gates = Gates(lr=self.config.lr_ceiling * part["lr"].sigmoid())
         if "momentum" in part:
             gates.momentum = part["momentum"].sigmoid()
@@ -116,16 +124,14 @@ class Gating(nn.Module):
         if "retain" in part:
             gates.retain = part["retain"].sigmoid()
         elif self.retain_offset is not None:
-            offset = self.retain_offset.to(wide)
-            start = fixed_retain_logits(self.config, wide, x.device)
-            gates.retain = (offset + start).sigmoid().expand_as(gates.lr)
+            gates.retain = self._retain_start.plus(self.retain_offset, wide).sigmoid().expand_as(gates.lr)
         if "lag" in part:
             gates.lag = part["lag"].sigmoid().unflatten(-1, (self.heads, self.window))
         if self.token is not None and self.token_offset is not None:
-            weight, offset = self.token.weight.to(wide), self.token_offset.to(wide) + self.starts["token"]
-            gates.gate = F.linear(F.silu(part["hidden"]), weight, offset).sigmoid()
+            bias = self._token_start.plus(self.token_offset, wide)
+            gates.gate = F.linear(F.silu(part["hidden"]), self.token.weight.to(wide), bias).sigmoid()
         if self.decay_offset is not None:
-            gates.decay = (self.decay_offset.to(wide) + self.starts["decay"]).sigmoid()
+            gates.decay = self._decay_start.plus(self.decay_offset, wide).sigmoid()
         return gates
 
 
