@@ -31,7 +31,7 @@ SOURCE = HERE.parent.parent / "src"
 KINDS = ("state", "cache", "model")
 CASE_SECONDS = 20
 MEMORY_BYTES = 4 << 30  # on top of what the process has mapped at its start
-LONGEST_MESSAGE = 500
+LONGEST_MESSAGE = 600  # characters; a list of all choices of a memory has about 450
 HANGS = (signal.SIGPROF, signal.SIGALRM)
 
 

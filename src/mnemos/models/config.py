@@ -96,7 +96,7 @@ class MnemosConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs):
         for name in ("memory", "qk_projection"):
             if not isinstance(getattr(self, name), dict | None):
-                raise ValueError(f"{name}={getattr(self, name)!r} must be a dict of choices, or None")
+                raise ValueError(f"{name}={getattr(self, name)!r:.60} must be a dict of choices, or None")
         memory = dict(self.memory or {})
         for name in [key for key in kwargs if key.startswith("memory_")]:
             memory[name.removeprefix("memory_")] = kwargs.pop(name)
@@ -136,25 +136,27 @@ class MnemosConfig(PreTrainedConfig):
         pattern = self.layers if isinstance(self.layers, list | tuple) else [self.layers]
         unknown = [name for name in pattern if not isinstance(name, str) or name not in BLOCKS]
         if unknown or not pattern:
-            raise ValueError(f"layers={self.layers!r} is unknown; choose one of {', '.join(BLOCKS)}, or a list of them")
+            raise ValueError(
+                f"layers={self.layers!r:.60} is unknown; choose one of {', '.join(BLOCKS)}, or a list of them"
+            )
         if isinstance(self.layers, list) and len(pattern) > self.num_hidden_layers:
             raise ValueError(
                 f"layers names {len(pattern)} blocks, but the model has num_hidden_layers={self.num_hidden_layers}"
             )
         kept = self.memory_layers
         if not isinstance(kept, list | tuple | None):
-            raise ValueError(f"memory_layers={kept!r} must be a list of layers, or None for all")
+            raise ValueError(f"memory_layers={kept!r:.60} must be a list of layers, or None for all")
         if any(type(i) is not int or not 0 <= i < self.num_hidden_layers for i in kept or ()):
             raise ValueError(f"memory_layers={kept} must lie in 0..{self.num_hidden_layers - 1}")
         if self.gate_mode not in GATE_MODES:
-            raise ValueError(f"gate_mode={self.gate_mode!r} is unknown; choose one of {', '.join(GATE_MODES)}")
+            raise ValueError(f"gate_mode={self.gate_mode!r:.60} is unknown; choose one of {', '.join(GATE_MODES)}")
         if not (is_number(self.gate_init) and 0 < self.gate_init < 1):
-            raise ValueError(f"gate_init={self.gate_init!r} must lie between 0 and 1, ends excluded")
+            raise ValueError(f"gate_init={self.gate_init!r:.60} must lie between 0 and 1, ends excluded")
         if not (is_number(self.dropout) and 0 <= self.dropout < 1):
-            raise ValueError(f"dropout={self.dropout!r} must be >= 0 and < 1")
+            raise ValueError(f"dropout={self.dropout!r:.60} must be >= 0 and < 1")
         for name in ("rope_theta", "rms_norm_eps", "initializer_range"):
             if not (is_number(getattr(self, name)) and 0 < getattr(self, name) < float("inf")):
-                raise ValueError(f"{name}={getattr(self, name)!r} must be a number > 0")
+                raise ValueError(f"{name}={getattr(self, name)!r:.60} must be a number > 0")
         unknown = sorted(set(self.memory or {}) - set(MEMORY_FIELDS))
         if unknown:
             names = [f"memory_{name}" for name in unknown]

@@ -12,6 +12,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from ..memory.files import one_line
+
 INDEX = "model.safetensors.index.json"
 FLOATS = ("F64", "F32", "F16", "BF16")
 TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
@@ -88,8 +90,8 @@ def read_shapes(files: Iterable[str | os.PathLike]) -> Shapes:
                 for name in file.keys():  # noqa: SIM118
                     tensor = file.get_slice(name)
                     found[name] = (tuple(tensor.get_shape()), tensor.get_dtype())
-        except (SafetensorError, OSError, ValueError) as broken:
-            raise ValueError(f"{path} is damaged or cut off: {broken}") from None
+        except (SafetensorError, OSError, ValueError, RuntimeError) as broken:
+            raise ValueError(f"{path} is damaged or cut off: {one_line(broken)}") from None
     return found
 
 
