@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import uuid
-from collections.abc import Container, Generator
+from collections.abc import Container, Generator, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -41,6 +41,13 @@ def write_text(path: str | os.PathLike, text: str) -> None:
     """A text in UTF-8."""
     with whole_file(path) as file:
         file.write(text.encode())
+
+
+def check_not_foreign(folder: str | os.PathLike, names: Iterable[str], writer: str) -> None:
+    """Refuse a folder that holds one of the files that `writer` is about to write, and that it did not write itself."""
+    for name in names:
+        if os.path.lexists(os.path.join(folder, name)):
+            raise ValueError(f"{os.path.join(folder, name)} was not written by {writer}: choose another output folder")
 
 
 def part_of(name: str) -> str | None:

@@ -1,21 +1,32 @@
-"""The pages of a parquet column, by their headers alone: how large the largest is once it is unpacked.
+"""The pages of a parquet column, by their headers alone: how large they are once they are unpacked.
 
 A value lies within one page, so that no value is larger. Headers are structs of Thrift's compact protocol (PageHeader of the parquet
-format): field 2 is the size unpacked, field 3 the size in the file.
+format), of which the fields named below are read.
 """
 
 from __future__ import annotations
 
-from typing import BinaryIO
+from collections.abc import Sequence
+from typing import Any, BinaryIO, NamedTuple
 
 HEADER_BYTES = (2**12, 2**24)  # what is read of a header, and what is read if that was not enough
 MAX_DEPTH = 16
-UNPACKED, PACKED = 2, 3
+TYPE, UNPACKED, PACKED = 1, 2, 3  # fields of a page header
+ABOUT = {0: 5, 2: 7, 3: 8}  # type of a page -> field that describes it: data, dictionary, data of version 2
+DICTIONARY, COUNT, ENCODING, DELTA_BYTE_ARRAY = 2, 1, {0: 2, 3: 4}, 7
 
 
-def largest_page(file: BinaryIO, start: int, stop: int) -> int:
-    """Bytes of the largest page, unpacked, between two places of a file; ValueError where there are no pages."""
-    largest = 0
+class Page(NamedTuple):
+    """bytes: unpacked. values: how many, nulls included. expands: whether its values may be larger together than the page."""
+
+    bytes: int
+    values: int
+    expands: bool
+
+
+def read_pages(file: BinaryIO, start: int, stop: int) -> list[Page]:
+    """The pages between two places of a file, in order; ValueError where there are none."""
+    pages = []
     while start < stop:
         for size in HEADER_BYTES:
             file.seek(start)
@@ -27,12 +38,36 @@ def largest_page(file: BinaryIO, start: int, stop: int) -> int:
                 continue
         else:
             raise ValueError(f"there is no page header at byte {start}")
-        unpacked, packed = fields.get(UNPACKED, -1), fields.get(PACKED, -1)
-        if unpacked < 0 or packed < 0:
+        kind, unpacked, packed = (fields.get(name, -1) for name in (TYPE, UNPACKED, PACKED))
+        about = fields.get(ABOUT.get(kind, -1), {})
+        if not isinstance(about, dict) or min(unpacked, packed) < 0:
             raise ValueError(f"there is no page header at byte {start}")
-        largest = max(largest, unpacked)
+        expands = kind == DICTIONARY or about.get(ENCODING.get(kind, -1)) == DELTA_BYTE_ARRAY
+        pages.append(Page(unpacked, max(0, about.get(COUNT, 0)), expands))
         start += header.place + packed
-    return largest
+    return pages
+
+
+def bytes_of_rows(pages: Sequence[Page], rows: int) -> int:
+    """The most that `rows` consecutive values can take: every page they may touch, and copies of what expands.
+
+    >>> bytes_of_rows([Page(100, 10, False)] * 9, 11), bytes_of_rows([Page(100, 10, True)], 11)
+    (200, 1100)
+    """
+    worst = rows * max((page.bytes for page in pages if page.expands), default=0)
+    plain = [page for page in pages if not page.expands]
+    first = total = inside = 0  # inside: values of the pages between the first and the last of a window
+    for last, page in enumerate(plain):
+        total += page.bytes
+        inside += plain[last - 1].values if last > first + 1 else 0
+        while last > first and inside > max(0, rows - 2):
+            total -= plain[first].bytes
+            first += 1
+            inside -= plain[first].values if first < last else 0
+        if last > first and rows == 1:
+            total, first, inside = page.bytes, last, 0
+        worst = max(worst, total)
+    return worst
 
 
 class _Header:
@@ -41,11 +76,12 @@ class _Header:
     def __init__(self, raw: bytes):
         self.raw, self.place = raw, 0
 
-    def struct(self, depth: int = 0) -> dict[int, int]:
-        """The whole numbers among a struct's fields, by field; everything else is passed over."""
+    def struct(self, depth: int = 0) -> dict[int, Any]:
+        """The whole numbers and structs among a struct's fields, by field; everything else is passed over."""
         if depth > MAX_DEPTH:
             raise ValueError("a page header is nested too deeply")
-        found, field = {}, 0
+        found: dict[int, Any] = {}
+        field = 0
         while (byte := self._byte()) != 0:
             field = field + (byte >> 4) if byte >> 4 else self._zigzag()
             value = self._value(byte & 15, depth)
@@ -53,7 +89,7 @@ class _Header:
                 found[field] = value
         return found
 
-    def _value(self, kind: int, depth: int) -> int | None:
+    def _value(self, kind: int, depth: int) -> Any:
         if kind in (4, 5, 6):  # whole numbers of 16, 32 and 64 bits
             return self._zigzag()
         if kind in (3, 7):  # a byte; a float of 64 bits
@@ -66,7 +102,7 @@ class _Header:
             for _ in range(count):
                 self._element(byte & 15, depth)
         elif kind == 12:
-            self.struct(depth + 1)
+            return self.struct(depth + 1)
         elif kind not in (1, 2):  # true and false have no bytes
             raise ValueError(f"a page header has a field of unknown type {kind}")
         return None

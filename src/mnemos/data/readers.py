@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import IO, Any, NamedTuple
 
 from .files import require
-from .parquet_pages import largest_page
+from .parquet_pages import bytes_of_rows, read_pages
 from .parts import Item, open_parquet
 from .report import Report
 from .utf8 import decode, is_junk, last_break, repair, unfinished
@@ -244,16 +244,21 @@ def _rows_at_once(file, group: int, path: str, rules: Rules) -> int:
     start = min(chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset)
     try:
         with open(path, "rb") as raw:
-            largest = largest_page(raw, start, start + chunk.total_compressed_size)
+            pages = read_pages(raw, start, start + chunk.total_compressed_size)
     except ValueError as wrong:
         raise ValueError(f"{path} is damaged: {wrong}") from None
-    limit = 4 * rules.max_document_bytes
-    if largest > limit:
+    most, value = 16 * rules.max_document_bytes, max((page.bytes / max(1, page.values) for page in pages), default=0)
+    largest = max((page.bytes for page in pages), default=0)
+    if largest > most or (largest > most // 4 and value > rules.max_document_bytes):
+        limit, what = (most, "page") if largest > most else (rules.max_document_bytes, "value")
         raise ValueError(
-            f"{path} has a page of {largest} bytes of text, more than {limit}: write it with smaller pages, "
-            "or raise max_document_bytes"
+            f"{path} has a {what} of {largest if what == 'page' else int(value)} bytes, more than {limit}: "
+            "write it with shorter rows or smaller pages, or raise max_document_bytes"
         )
-    return min(PARQUET_ROWS, max(1, 2 * rules.max_document_bytes // max(1, largest)))
+    budget, rows = 2 * rules.max_document_bytes, PARQUET_ROWS
+    while rows > 1 and (rows * value > budget or bytes_of_rows(pages, rows) > max(budget, 2 * largest)):
+        rows //= 2
+    return rows
 
 
 def _hub(item: Item, rules: Rules, report: Report, on_bytes: Callable[[int], None]) -> Iterator[Any]:
