@@ -17,7 +17,7 @@ from typing import Any
 from ..data.tasks.examples import whole
 from ..eval.files import finite, read_json, write_json
 from ..trials import run_all
-from ..whole import write_text
+from ..whole import check_not_foreign, write_text
 from .cell import model_config, run_cell
 from .grid import FULL, applicable
 from .tasks import TASKS
@@ -113,10 +113,13 @@ def _run_cells(
 
 def _open(folder: Path, settings: dict[str, Any]) -> Path:
     """The results file of a folder that is new, or that holds results of the same settings."""
-    folder.mkdir(parents=True, exist_ok=True)
     about = folder / "settings.json"
-    if about.exists():
+    if not about.exists():
+        check_not_foreign(folder, ("results.jsonl", "summary.json", "ablation.png"), "mnemos ablate")
+    else:
         before = read_json(about)
+        if not isinstance(before, dict) or {*before} != {*settings}:
+            check_not_foreign(folder, ("settings.json",), "this version of mnemos ablate")
         differing = [
             f"{name}={before.get(name)!r} (now {settings.get(name)!r})"
             for name in {**before, **settings}
@@ -124,8 +127,8 @@ def _open(folder: Path, settings: dict[str, Any]) -> Path:
         ]
         if differing:
             raise ValueError(f"{folder} holds an ablation with {', '.join(differing)}; choose another folder")
-    else:
-        write_json(about, settings)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(about, settings)
     return folder / "results.jsonl"
 
 
@@ -135,6 +138,9 @@ def read_results(path: str | os.PathLike) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (json.JSONDecodeError, UnicodeDecodeError) as broken:
         raise ValueError(f"{path} is not a results file: {broken}") from None
+    if not all(isinstance(row, dict) and {"ablation", "seed"} <= {*row} for row in rows):
+        raise ValueError(f"{path} was not written by mnemos ablate: choose another output folder")
+    return rows

@@ -104,6 +104,7 @@ def read_arguments(arguments: Sequence[str]):
     import tyro
 
     from ..train.config import LENGTHS, TrainConfig, merge
+    from ..train.ownership import check_name
     from ..train.recipes import RECIPES, recipe
     from ..train.runs import new_name
 
@@ -117,6 +118,7 @@ def read_arguments(arguments: Sequence[str]):
         if chosen["--recipe"] or chosen["--config"]:
             raise ValueError("--resume goes on with the settings of the run: leave out --recipe and --config")
         path = Path(resume) if resume else _newest(rest, config.folder)
+        path = path.absolute() if path.name == "" else path.resolve() if path.name == ".." else path
         if not (path / "config.yaml").exists():
             raise ValueError(f"--resume {path}: there is no {path}/config.yaml")
         config = TrainConfig.load(path / "config.yaml")
@@ -138,6 +140,8 @@ def read_arguments(arguments: Sequence[str]):
         + ", ".join(f"{short} for {full}" for short, full in SHORT.items())
     )
     config = tyro.cli(TrainConfig, prog="mnemos train", description=about, default=config, args=rest)
+    if config.name is not None:
+        check_name(config.name)
     if chosen["--config"] and config.name and "--name" not in flags:
         config.name = new_name(Path(config.folder), config.name)  # the same run again, not the same folder
     return config, resume is not None

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
+from ..whole import remove_parts
 from .batches import Assembler, Batches, FixedBatches, Mixture, fixed_rows, lane_rows
 from .bpe import sample_texts, train_bpe
 from .build import build
@@ -171,6 +172,7 @@ def tokenizer_of(
     if not written_last.exists():
         with FileLock(f"{folder}.lock"):
             if not written_last.exists():
+                remove_parts(folder)
                 with training_tokenizer(progress) as on_chars:
                     trained = train_bpe(sample_texts(sources, rules, BPE_CHARS, on_chars=on_chars), int(size))
                 trained.save(folder)
