@@ -150,7 +150,7 @@ def _fields(path: str) -> dict:
     from ..train.config import TrainConfig
 
     TrainConfig.load(path)  # says what is wrong with it
-    return yaml.safe_load(Path(path).read_text())
+    return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
 
 
 def _take(arguments: Sequence[str]) -> tuple[list[str], dict[str, list[str]], str | None]:

@@ -21,7 +21,7 @@ def read_json(path: str | os.PathLike) -> Any:
     """What `write_json` wrote; None where there is none, or none that can be read."""
     try:
         return json.loads(Path(path).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..choices import unknown
 from ..data.tasks import BABI_TASKS, MQAR_PRESETS, NEEDLE_TASKS, Background
 from ..data.tasks.babilong import mentions_names
 from ..data.tasks.background import read_texts
@@ -284,9 +285,9 @@ SUITES = {
 
 def check_names(names: Sequence[str]) -> list[Suite]:
     """The suites of these names."""
-    unknown = [name for name in names if name not in SUITES]
-    if unknown:
-        raise ValueError(f"suite {unknown[0]!r} is unknown; choose one of {', '.join(SUITES)}")
+    wrong = [name for name in names if name not in SUITES]
+    if wrong:
+        raise unknown("suite", wrong[0], SUITES)
     if not names:
         raise ValueError(f"name at least one suite: {', '.join(SUITES)}")
     return [SUITES[name] for name in dict.fromkeys(names)]

@@ -35,7 +35,7 @@ def read_results(run: str | os.PathLike) -> list[dict[str, Any]]:
     for line in lines:
         try:
             found.append(json.loads(line))
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             continue
     return found
 

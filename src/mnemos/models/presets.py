@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..choices import unknown
 from .config import FIELDS, MEMORY_FIELDS, MnemosConfig
 
 
@@ -224,5 +225,5 @@ def count(config: MnemosConfig) -> int:
 
 def _known(what: str, name: str, table: dict):
     if name not in table:
-        raise ValueError(f"{what} {name!r} is unknown; choose one of {', '.join(table)}")
+        raise unknown(what, name, table)
     return table[name]

@@ -136,7 +136,8 @@ class QKProjection(nn.Module):
         if cache is None:
             cache = self.initial_cache(q.shape[0], dtype, q.device)
         self._check_cache(cache, q.shape[0])
-        with torch.autocast(q.device.type, enabled=False):
+        kind = q.device.type  # the meta device has no autocast
+        with torch.autocast(kind if torch.amp.is_autocast_available(kind) else "cpu", enabled=False):
             gate = torch.ones(q.shape[:3], dtype=dtype, device=q.device) if gate is None else gate.to(dtype)
             if mask is not None:
                 gate = gate.masked_fill(~mask.unsqueeze(-1), 0.0)

@@ -127,7 +127,7 @@ def read_metrics(folder: str | os.PathLike, kind: str | None = None) -> list[dic
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if kind is None or record.get("kind") == kind:
             records.append(record)
@@ -159,7 +159,7 @@ def _finite(value: Any) -> Any:
 def _step_of(line: str) -> float:
     try:
         return json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return math.inf
 
 
