@@ -79,6 +79,8 @@ def _print_report(opened: Data) -> None:
     console.print(grid, highlight=False)
     parts = ", ".join(f"{name} {tokens:,}" for name, tokens in opened.report.splits.items() if tokens)
     print(f"Tokens: {parts}. Tokenizer {opened.tokenizer.name}, vocabulary {opened.vocab_size:,}.")
+    for note in opened.report.notes:
+        print(note)
     for store in opened.stores:
         print(f"Shards: {store.folder}")
 

@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..data.tasks.background import text_files
+from ..data.tasks.background import is_text, text_files
 from .files import read_json, write_json
 from .lm import LanguageModel
 from .suites import Context, Settings, check_names
 
 FORMAT = "mnemos.eval/1"
+TEXTS = ("text", "haystack")  # settings that are files, folders or texts
 Report = Callable[
     [str, str, int | None], object
 ]  # suite, "reused" | "running" | "done" | "failed: ...", units of its progress
@@ -53,7 +54,8 @@ def run_suites(
         if old["model"] == json.loads(json.dumps(identity)):
             results["suites"] = old["suites"]
     used = json.loads(json.dumps(dataclasses.asdict(settings)))
-    files = {name: stamp(used[name]) for name in ("text", "haystack") if used[name] is not None}
+    used |= {name: _about(used[name]) for name in TEXTS if used[name] is not None and is_text(used[name])}
+    files = {name: stamp(used[name]) for name in TEXTS if used[name] is not None}
     for suite in chosen:
         kept = results["suites"].get(suite.name, {})
         same = kept.get("settings") == used and (not suite.reads_text or kept.get("files") == files)
@@ -80,10 +82,17 @@ def run_suites(
     return results
 
 
+def _about(text: str) -> str:
+    """A text by its length and hash: results do not repeat it."""
+    return (
+        f"a text of {len(text):,} characters, sha256 {hashlib.sha256(text.encode(errors='replace')).hexdigest()[:16]}"
+    )
+
+
 def stamp(path: str) -> str:
     """A short name for the state of a file, or of a folder's texts: another once they were written again."""
     place = Path(path)
-    files = text_files(place) if place.is_dir() else [place] if place.is_file() else []
+    files = text_files(place) if os.path.isdir(path) else [place] if os.path.isfile(path) else []
     about = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.sha256(repr(about).encode()).hexdigest()[:16]
 

@@ -31,8 +31,8 @@ Rows = list[dict[str, Any]]
 class Settings:
     """What the suites may be told. Every field is an option of `mnemos eval`; each suite takes those that concern it."""
 
-    text: str | None = None  # file or folder: the text of perplexity and length
-    haystack: str | None = None  # file or folder to hide things in (default: that of text)
+    text: str | None = None  # file, folder, or a text of several lines: the text of perplexity and length
+    haystack: str | None = None  # the same, to hide things in (default: that of text)
     lengths: tuple[int, ...] = (1024, 2048, 4096)  # tokens, of needle, babilong and length
     contexts: tuple[int, ...] = ()  # perplexity of the same tokens at each of these lengths of context
     window: int | None = None  # perplexity in windows of so many tokens, not streamed
