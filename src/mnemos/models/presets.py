@@ -183,6 +183,10 @@ def config(name: str, size: str = "nano", **overrides) -> MnemosConfig:
         close = [match for field in unknown for match in difflib.get_close_matches(field, OVERRIDES, 3)]
         hint = f"; did you mean {', '.join(close)}?" if close else f"; there are {', '.join(OVERRIDES)}"
         raise ValueError(f"a config has no field {', '.join(unknown)}{hint}")
+    if not isinstance(overrides.get("memory") or {}, dict):
+        raise ValueError(
+            f"memory={overrides['memory']!r:.40} must hold names and values: memory={{depth: 3}}, or memory_depth=3"
+        )
     memory = {} if preset.memory is None else {"heads": shape.heads} | preset.memory
     fields: dict[str, Any] = {
         "layers": preset.block,

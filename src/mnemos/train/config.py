@@ -239,6 +239,8 @@ class TrainConfig:
             value = getattr(getattr(self, part) if part else self, field_name)
             if value is not None:
                 whole(name, value, least)
+        if self.seed >= 2**63:
+            raise ValueError(f"seed={self.seed} must be below 2**63")
         for part in (self.optim, self.schedule, self.loss, self.parallel):
             check_choices(part)
         if self.dtype not in ("float32", "bfloat16"):
