@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -70,9 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except OSError as wrong:  # a disk that is full, a folder that is someone else's
         if wrong.errno in UNWRITABLE:
-            print(f"mnemos: {wrong.filename or 'a file'} cannot be written: {wrong.strerror}", file=sys.stderr)
+            print(f"mnemos: {_named(wrong.filename)} cannot be written: {wrong.strerror}", file=sys.stderr)
         elif wrong.filename is not None:
-            print(f"mnemos: {str(wrong.filename)[:200]} cannot be used: {wrong.strerror}", file=sys.stderr)
+            print(f"mnemos: {_named(wrong.filename)} cannot be used: {wrong.strerror}", file=sys.stderr)
         else:
             raise
         return 1
@@ -90,6 +91,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("mnemos: this command needs the extra lm: pip install 'mnemos[lm]'", file=sys.stderr)
         return 2
     return 0
+
+
+def _named(filename: object) -> str:
+    """A file as the user named it, not as the temporary one that takes its place at the end."""
+    return re.sub(r"\.([^/]+)\.[0-9a-f]{8,}\.part$", r"\1", str(filename or "a file"))[:200]
 
 
 def _parse(arguments: Sequence[str]) -> Callable[[], Any]:

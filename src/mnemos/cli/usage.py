@@ -12,6 +12,7 @@ from typing import Any
 from ..choices import nearest
 
 KINDS = {"INT": "a whole number", "FLOAT": "a number", "{None}": "None", "{True,False}": "True or False"}
+PLURALS = {"INT": "whole numbers", "FLOAT": "numbers"}
 RULE = re.compile(r"[\s│╭╮╰╯─|+-]*")
 
 
@@ -40,7 +41,7 @@ def sentence(box: str) -> str:
     _title, *sections = _sections(box) if box.strip() else ["", "the arguments cannot be read"]
     body, rest = sections[0] if sections else _title, " ".join(sections[1:])
     if match := re.match(r"Error parsing (\S+): (.*)", body):
-        return _bad_value(match[1], match[2])
+        return _bad_value(match[1], match[2], rest)
     if match := re.match(r"invalid choice '(.*)' for argument '(.*)'\. Expected one of \((.*?),?\)", body, re.I):
         choices = re.findall(r"'([^']*)'", match[3])
         close = nearest(match[1], choices)
@@ -71,7 +72,7 @@ def _sections(box: str) -> list[str]:
     return [" ".join(part) for part in found if part]
 
 
-def _bad_value(flag: str, why: str) -> str:
+def _bad_value(flag: str, why: str, about: str) -> str:
     if match := re.match(r"invalid literal for int\(\) with base 10: (.*)", why):
         return f"{flag} {match[1]} must be a whole number"
     if match := re.match(r"could not convert string to float: (.*)", why):
@@ -79,6 +80,9 @@ def _bad_value(flag: str, why: str) -> str:
     if match := re.match(r"no type matching (\S+) could be instantiated from \[(.*?)\]", why):
         kinds = sorted(match[1].split("|"), key=lambda kind: kind == "{None}")
         return f"{flag} {match[2]} must be {' or '.join(KINDS.get(kind, kind) for kind in kinds)}"
+    if match := re.match(r"Could not (?:find valid parse for|parse) arguments:? \[(.*?)\]", why):
+        kind = next((f" as {words}" for word, words in PLURALS.items() if word in about), "")
+        return f"{flag} {match[1]} cannot be read{kind}"
     return f"{flag}: {why}" if flag.startswith("-") or flag.isupper() else why
 
 

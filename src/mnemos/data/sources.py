@@ -109,7 +109,7 @@ def _items(name: str, rules: Rules) -> list[Item]:
     elif os.path.isfile(path):
         files = [path]
     elif _looks_like_a_path(name):
-        raise ValueError(f"source {name!r} does not exist; recipes are {', '.join(known_recipes())}")
+        raise ValueError(f"source {name!r:.200} does not exist; recipes are {', '.join(known_recipes())}")
     else:
         owner, _, subset = name.partition("@")
         return [Item("hub", owner, subset=subset or None, size=rules.hub_bytes)]
@@ -121,7 +121,7 @@ def _items(name: str, rules: Rules) -> list[Item]:
 
 def _looks_like_a_path(name: str) -> bool:
     starts = name.startswith((".", "/", "~", "\\")) or name.count("/") > 1 or "\\" in name
-    return starts or kind_of(Path(name)) is not None or not name.strip()
+    return starts or kind_of(Path(name)) is not None or not name.strip() or len(name) > 255
 
 
 def _look_into(path: Path, kind: str, rules: Rules) -> None:

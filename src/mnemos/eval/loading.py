@@ -21,14 +21,17 @@ def load(
     Of a run, export/ is opened where there is one, else its best checkpoint; `checkpoint` ("best", "last", a step) chooses one. A model of bytes needs no tokenizer file; one of ids that are no
     text has none (None), and only the suites over ids can be run on it.
     """
+    from ..train.distributed import open_device
+
+    home = open_device(device)
     folder = Path(path)
-    place = next((f for f in (folder, folder / "export") if (f / "config.json").is_file()), None)
-    if (place is None or checkpoint is not None) and (folder / "config.yaml").is_file():
+    place = next((f for f in (folder, folder / "export") if os.path.isfile(f / "config.json")), None)
+    if (place is None or checkpoint is not None) and os.path.isfile(folder / "config.yaml"):
         model, tokenizer = _from_run(folder, checkpoint or "best")
-        return model.to(device=device, dtype=_dtype(dtype, model.dtype)).eval(), tokenizer
+        return model.to(device=home, dtype=_dtype(dtype, model.dtype)).eval(), tokenizer
     if checkpoint is not None:
         raise ValueError(f"checkpoint={checkpoint!r} is of a run, but {path} has no config.yaml")
-    if place is None and folder.exists():
+    if place is None and os.path.exists(folder):
         raise ValueError(
             f"{path} has no config.json, export/config.json or config.yaml: it is neither a saved model nor a run"
         )
@@ -42,7 +45,7 @@ def load(
         )
     except OSError as failed:
         raise ValueError(f"{path} cannot be opened: {str(failed).splitlines()[0]}") from None
-    return model.to(device).eval(), load_tokenizer(place or path, model.config)
+    return model.to(home).eval(), load_tokenizer(place or path, model.config)
 
 
 def load_tokenizer(path: str | os.PathLike, config: Any) -> Any:
@@ -65,6 +68,6 @@ def _from_run(folder: Path, checkpoint: str) -> tuple[Any, Any]:
 
 def _dtype(name: str, default: torch.dtype) -> torch.dtype:
     found = default if name == "auto" else getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise ValueError(f"dtype={name!r} is unknown; choose auto, float32, bfloat16 or float64")
     return found

@@ -46,6 +46,11 @@ def run_suites(
     lm = LanguageModel.of(model, tokenizer)
     context = Context(lm, settings, has_text=tokenizer is not None or isinstance(model, LanguageModel))
     identity = about if about is not None else {"model": fingerprint(lm.model)}
+    if output is not None and not Path(output).is_file():  # said before hours of work
+        folder = Path(output).parent
+        if os.path.isdir(output) or not os.path.isdir(folder):
+            wrong = "is a folder" if os.path.isdir(output) else f"cannot be written: {folder} is not a folder"
+            raise ValueError(f"output={str(output)!r:.200} {wrong}; give a file, such as eval.json")
     results: dict[str, Any] = {"format": FORMAT, "model": identity, "suites": {}}
     if output is not None and Path(output).is_file():
         old = read_json(output)
@@ -74,6 +79,8 @@ def run_suites(
             entry["error"] = str(wrong)
         except ImportError as missing:
             entry["error"] = f"{suite.name} needs {missing.name}, which is not installed: pip install 'mnemos[all]'"
+        except OSError as wrong:  # a file that cannot be read, a hub that cannot be reached
+            entry["error"] = (str(wrong).strip().splitlines() or [type(wrong).__name__])[0]
         entry["seconds"] = round(time.perf_counter() - began, 3)
         results["suites"][suite.name] = entry
         if output is not None:

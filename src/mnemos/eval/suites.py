@@ -178,6 +178,9 @@ def _mqar(c: Context, progress: Progress | None) -> Rows:
 
 
 def _mad(c: Context, progress: Progress | None) -> Rows:
+    wrong = [t for t in c.settings.mad if t not in MAD_TASKS]
+    if wrong:
+        raise unknown("task", wrong[0], MAD_TASKS)
     fitting = [t for t in c.settings.mad if MAD_TASKS[t].baseline["vocab_size"] <= c.lm.vocab_size]
     if not fitting:
         raise ValueError(f"the model's vocabulary of {c.lm.vocab_size} is too small for {', '.join(c.settings.mad)}")

@@ -59,7 +59,7 @@ def watch(
     run = Path(run)
     if not (run / "config.yaml").is_file():
         raise ValueError(f"{run} is not a run: it has no config.yaml")
-    if poll <= 0:
+    if not 0 < poll < 1e9:
         raise ValueError(f"poll={poll} must be > 0 seconds")
     while True:
         done = {row["step"] for row in read_results(run)}
