@@ -44,6 +44,10 @@ def data(
     """Prepare or look at training data."""
     from ..data import open_data
 
+    if isinstance(command, Show):
+        for name in ("rows", "width", "seed"):
+            if getattr(command, name) < 0:
+                raise ValueError(f"{name}={getattr(command, name)} must be 0 or more")
     config = dataclasses.replace(command.data, sources=command.sources or command.data.sources, prefetch=0)
     opened = open_data(config, seed=command.seed if isinstance(command, Show) else 0)
     _print_report(opened)
