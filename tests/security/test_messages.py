@@ -123,7 +123,9 @@ def test_a_model_on_the_meta_device_gives_shapes_or_one_sentence(preset):
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-@pytest.mark.parametrize("fields", [{}, {"rule": "muon", "window": 4, "gate": "token*decay"}, {"retain": "fixed"}], ids=str)
+@pytest.mark.parametrize(
+    "fields", [{}, {"rule": "muon", "window": 4, "gate": "token*decay"}, {"retain": "fixed"}], ids=str
+)
 def test_a_number_that_is_not_finite_is_blamed_on_x_and_its_row(value, fields):
     mem, x = NeuralMemory(dim=32, heads=2, **fields), torch.randn(3, 10, 32)
     x[1, 3, 5] = value
@@ -267,7 +269,10 @@ TOKENIZER = {
 @pytest.mark.parametrize(
     "part, words",
     [
-        ({"model": {"type": "WordLevel", "vocab": {"<eos>": 0, "a": 2**31}, "unk_token": "<eos>"}}, "2147483648 for 'a'"),
+        (
+            {"model": {"type": "WordLevel", "vocab": {"<eos>": 0, "a": 2**31}, "unk_token": "<eos>"}},
+            "2147483648 for 'a'",
+        ),
         ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "is damaged"),
         ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, "is damaged"),
         ({"decoder": {"type": "Strip", "content": "a", "start": 5, "stop": 5}}, "is damaged"),
