@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..choices import unknown
 from ..data.tasks.examples import whole
 from ..eval.files import finite, read_json, write_json
+from ..parsing import parse_json
 from ..trials import run_all
 from ..whole import check_not_foreign, write_text
 from .cell import model_config, run_cell
@@ -49,7 +51,7 @@ class Settings:
     def check(self) -> None:
         """Refuse what cannot be trained before anything is started."""
         if self.task not in TASKS:
-            raise ValueError(f"task={self.task!r} is unknown; choose one of {', '.join(TASKS)}")
+            raise unknown("task=", self.task, TASKS)
         for name in ("steps", "batch_size", "examples"):
             whole(name, getattr(self, name), 1)
         if not self.lr > 0:
@@ -138,8 +140,9 @@ def read_results(path: str | os.PathLike) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (json.JSONDecodeError, UnicodeDecodeError) as broken:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        rows = [parse_json(line, "a line") for line in lines if line.strip()]
+    except ValueError as broken:
         raise ValueError(f"{path} is not a results file: {broken}") from None
     if not all(isinstance(row, dict) and {"ablation", "seed"} <= {*row} for row in rows):
         raise ValueError(f"{path} was not written by mnemos ablate: choose another output folder")

@@ -40,7 +40,13 @@ class Data:
         self.config, self.tokenizer, self.vocab_size = config, tokenizer, tokenizer.vocab_size
         self.stores: Sequence[Store] = stores
         self.report = Report()
-        self._parts = split(stores, config.val_fraction, config.test_fraction)
+        names = [source.name for source in sources]
+        self._parts = split(
+            stores,
+            config.val_fraction,
+            config.test_fraction,
+            lambda i, why: self.report.notes.append(f"source {names[i]!r}: {why}"),
+        )
         for source, store in zip(sources, stores):
             self.report.add(store.report)
             self.report.sources[source.name] = store.report

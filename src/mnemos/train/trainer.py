@@ -17,7 +17,7 @@ from ..models import MnemosConfig, MnemosForCausalLM, presets
 from .carry import Carried
 from .checkpoints import Checkpoints
 from .config import TrainConfig
-from .control import MemoryDropout, compile_blocks, set_chunk_size
+from .control import MemoryDropout, compile_blocks, gates, set_chunk_size
 from .display import Display, Silent
 from .distributed import Spread, World, open_world
 from .guard import TrainingFailed
@@ -273,10 +273,17 @@ class Trainer:
             f"{config.model.preset} {config.model.size}: {self.size:,} parameters, {self.total:,} steps of "
             f"{config.tokens_per_step:,} tokens, {place} on {self.world.device.type}, into {self.path}"
         )
+        if config.loss.polarisation and not gates(self.model):
+            self.say(
+                f"loss.polarisation={config.loss.polarisation:g} has no effect: no layer of this model has a gate between "
+                "attention and memory that is a number per token"
+            )
         if hasattr(report, "why_skipped"):
             left_out = report.why_skipped()
             text = f"{report.documents:,} documents, {report.tokens:,} tokens of text"
             self.say(text + (f"; left out: {left_out}" if left_out else ""))
+            for note in report.notes:
+                self.say(note)
 
     def _due(self, every: int) -> bool:
         return bool(every) and self.progress.step % every == 0
