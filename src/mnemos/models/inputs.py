@@ -51,7 +51,7 @@ def check_embeds(x: Any, weight: Tensor) -> None:
         raise ValueError(f"inputs_embeds {kind}, but {wanted} is expected: token ids go in as input_ids")
     if x.dim() == 3 and x.shape[2] != weight.shape[1]:
         raise ValueError(f"inputs_embeds has shape {tuple(x.shape)}, but {wanted} is expected")
-    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+    if x.dim() == 3 and x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
         raise ValueError(
             f"inputs_embeds has type {x.dtype}, but the model's weights are {weight.dtype}; convert one, or use torch.autocast"
         )
@@ -94,7 +94,7 @@ class CheckedInputs:
     def generate(self, inputs: Tensor | None = None, *args, **kwargs):
         ids = inputs if inputs is not None else kwargs.get("input_ids")
         if ids is not None:
-            check_ids(ids, self.config.vocab_size)  # ty: ignore[unresolved-attribute]
+            check_ids(ids, self.config.vocab_size)  # ty: ignore[missing-attribute]
             if not ids.numel() and kwargs.get("inputs_embeds") is None:
                 raise ValueError(f"input_ids has shape {tuple(ids.shape)}: give at least one row and one token")
-        return super().generate(inputs, *args, **kwargs)  # ty: ignore[unresolved-attribute]
+        return super().generate(inputs, *args, **kwargs)  # ty: ignore[missing-attribute]
