@@ -40,7 +40,7 @@ def commands(page: Path) -> list[list[str]]:
     """The arguments of every mnemos command of a page."""
     found = []
     for line in lines_of_code(page):
-        if line.startswith("mnemos ") or " -m mnemos " in line:
+        if line.startswith("mnemos ") or " --no-python mnemos " in line:
             words = shlex.split(line.partition(" > ")[0], comments=True)
             found.append(words[words.index("mnemos") + 1 :])
     return found

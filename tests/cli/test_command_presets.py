@@ -41,7 +41,7 @@ def test_a_preset_is_printed_in_full(capsys):
 
 def test_what_is_unknown_is_a_sentence_and_status_2(capsys):
     assert main(["presets", "atlas-mg"]) == 2
-    assert "preset 'atlas-mg' is unknown; choose one of" in capsys.readouterr().err
+    assert "preset 'atlas-mg' is unknown; did you mean atlas-mag? Choose one of" in capsys.readouterr().err
     assert main(["presets", "--size", "huge"]) == 2
     assert "size 'huge' is unknown" in capsys.readouterr().err
 

@@ -92,8 +92,28 @@ def test_no_validation_is_possible_and_too_little_for_it_is_one_sentence(tmp_pat
         opened(tmp_path, tmp_path / "a.txt", val_fraction=0.0001)
 
 
-def test_a_corpus_of_copies_does_not_crash(tmp_path):
-    (tmp_path / "a.jsonl").write_text((json.dumps({"text": "the same " * 30}) + "\n") * 150)
-    with pytest.raises(ValueError, match="leaves 0 tokens to train on"):
-        opened(tmp_path, tmp_path / "a.jsonl")
+def test_a_corpus_of_copies_is_divided_inside_its_documents_and_says_so(tmp_path):
+    (tmp_path / "a.jsonl").write_text((json.dumps({"text": "the same " * 30}) + "\n") * 800)
+    data = opened(tmp_path, tmp_path / "a.jsonl")
+    assert data.report.splits["validation"] == pytest.approx(0.02 * data.report.tokens, rel=0.2)
+    assert data.report.splits["train"] + data.report.splits["validation"] == data.report.tokens
+    assert len(data.report.notes) == 1 and "many of its documents are identical" in data.report.notes[0]
     assert np.isfinite(opened(tmp_path, tmp_path / "a.jsonl", val_fraction=0.0).report.tokens)
+
+
+@pytest.mark.parametrize("copies", [800, 150, 3])
+def test_copies_too_short_to_be_divided_leave_some_to_train_on_and_some_to_validate_on(tmp_path, copies):
+    (tmp_path / "a.jsonl").write_text((json.dumps({"text": "so it goes and goes"}) + "\n") * copies)
+    data = opened(tmp_path, tmp_path / "a.jsonl", seq_len=4)
+    assert data.report.splits["validation"] == 20 * max(1, round(0.02 * copies))
+    assert data.report.splits["train"] + data.report.splits["validation"] == data.report.tokens
+    assert "held out whole" in data.report.notes[-1]
+
+
+def test_a_source_of_copies_leaves_the_split_of_another_as_it_is(tmp_path):
+    jsonl(tmp_path / "a.jsonl", 400)
+    alone = texts_of(opened(tmp_path, tmp_path / "a.jsonl"), "validation")
+    for i in range(5):  # whatever the hash of the copies is
+        (tmp_path / f"b{i}.jsonl").write_text((json.dumps({"text": f"copy {i} " * 30}) + "\n") * 200)
+        data = opened(tmp_path, tmp_path / "a.jsonl", tmp_path / f"b{i}.jsonl")
+        assert len(data._parts[0]["validation"]) == len(alone)

@@ -310,7 +310,7 @@ def test_the_command_lists_runs_compares_and_writes(tmp_path, monkeypatch, capsy
     assert main(["reproduce", "--write"]) == 0
     assert "| identity | 4 |" in (tmp_path / "docs" / "results.md").read_text()
     assert main(["reproduce", "smal"]) == 2
-    assert "experiment 'smal' is unknown; choose one of small" in capsys.readouterr().err
+    assert "experiment 'smal' is unknown; did you mean small? Choose one of small" in capsys.readouterr().err
     assert main(["reproduce", "small", "--quick", "--keep"]) == 2
     assert main(["reproduce", "--root", "nowhere"]) == 2
     assert "run this in a clone" in capsys.readouterr().err

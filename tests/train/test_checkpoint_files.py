@@ -90,14 +90,15 @@ def test_a_run_that_another_process_trains_is_left_alone(tmp_path):
     path, lock = prepare_folder(config, ALONE, False, Named())
     assert lock is not None
     lock.release()
-    (path / "metrics.jsonl").write_text("theirs")
+    theirs = '{"step": 1, "kind": "train"}\n'
+    (path / "metrics.jsonl").write_text(theirs)
     code = "import sys; from filelock import FileLock; lock = FileLock(sys.argv[1]); lock.acquire(); print('held', flush=True); input()"
     command = [sys.executable, "-c", code, str(path / ".lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"held\n"
         with pytest.raises(ValueError, match="is being trained by another process"):
             prepare_folder(config, ALONE, False, Named())
-        assert (path / "metrics.jsonl").read_text() == "theirs"
+        assert (path / "metrics.jsonl").read_text() == theirs
         other.kill()
     _, lock = prepare_folder(config, ALONE, False, Named())  # a lock dies with its process
     assert isinstance(lock, FileLock)

@@ -116,10 +116,9 @@ def test_the_garbage_collector_rests_during_imports_alone():
     assert gc.isenabled()
 
 
-def test_two_lengths_at_once_are_refused(capsys):
-    with pytest.raises(SystemExit, match="2"):
+def test_two_lengths_at_once_are_refused():
+    with pytest.raises(ValueError, match="steps=3 and tokens='5M' both say how long to train"):
         read_arguments(["--steps", "3", "--tokens", "5M"])
-    assert "steps=3 and tokens='5M' both say how long to" in capsys.readouterr().err
     config = recipe(TrainConfig(), "340m")
     config.steps = 10
     with pytest.raises(ValueError, match="both say how long to train"):
@@ -131,7 +130,8 @@ def test_the_flags_of_the_seeds_scripts_are_understood():
         "--batch-size 16 --gradient-accumulation-steps 4 --max-steps 61000 --output-dir out --lr 3e-4 --seq-len 256"
     )
     config, _ = read_arguments([*arguments.split(), "--optimizer", "muon", "--model.set", "memory_layers=[]"])
-    assert (config.data.batch_size, config.accumulate, config.steps, config.folder) == (16, 4, 61000, "out")
+    assert (config.data.batch_size, config.accumulate, config.steps) == (16, 4, 61000)
+    assert (config.folder, config.name) == (".", "out")
     assert (config.optim.lr, config.optim.name, config.data.seq_len) == (3e-4, "muon", 256)
     model = presets.config("titans-mag", "nano", **config.model.overrides())
     assert not model.has_memory

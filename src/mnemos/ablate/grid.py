@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..choices import unknown
 from ..models import MnemosConfig
 
 FULL = "full"
@@ -97,7 +98,7 @@ def overrides(name: str, config: MnemosConfig) -> dict[str, Any]:
     if name == FULL:
         return {}
     if name not in ABLATIONS:
-        raise ValueError(f"ablation {name!r} is unknown; choose from {', '.join(ABLATIONS)}")
+        raise unknown("ablation", name, ABLATIONS)
     row = ABLATIONS[name]
     if not row.has(config):
         raise ValueError(

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..choices import unknown
 from ..data.tasks.examples import whole
 from ..eval.files import finite, read_json, write_json
+from ..parsing import parse_json
 from ..trials import run_all
-from ..whole import write_text
+from ..whole import check_not_foreign, write_text
 from .cell import model_config, run_cell
 from .grid import FULL, applicable
 from .tasks import TASKS
@@ -49,7 +51,7 @@ class Settings:
     def check(self) -> None:
         """Refuse what cannot be trained before anything is started."""
         if self.task not in TASKS:
-            raise ValueError(f"task={self.task!r} is unknown; choose one of {', '.join(TASKS)}")
+            raise unknown("task=", self.task, TASKS)
         for name in ("steps", "batch_size", "examples"):
             whole(name, getattr(self, name), 1)
         if not self.lr > 0:
@@ -113,10 +115,13 @@ def _run_cells(
 
 def _open(folder: Path, settings: dict[str, Any]) -> Path:
     """The results file of a folder that is new, or that holds results of the same settings."""
-    folder.mkdir(parents=True, exist_ok=True)
     about = folder / "settings.json"
-    if about.exists():
+    if not about.exists():
+        check_not_foreign(folder, ("results.jsonl", "summary.json", "ablation.png"), "mnemos ablate")
+    else:
         before = read_json(about)
+        if not isinstance(before, dict) or {*before} != {*settings}:
+            check_not_foreign(folder, ("settings.json",), "this version of mnemos ablate")
         differing = [
             f"{name}={before.get(name)!r} (now {settings.get(name)!r})"
             for name in {**before, **settings}
@@ -124,8 +129,8 @@ def _open(folder: Path, settings: dict[str, Any]) -> Path:
         ]
         if differing:
             raise ValueError(f"{folder} holds an ablation with {', '.join(differing)}; choose another folder")
-    else:
-        write_json(about, settings)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(about, settings)
     return folder / "results.jsonl"
 
 
@@ -135,6 +140,10 @@ def read_results(path: str | os.PathLike) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (json.JSONDecodeError, UnicodeDecodeError) as broken:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        rows = [parse_json(line, "a line") for line in lines if line.strip()]
+    except ValueError as broken:
         raise ValueError(f"{path} is not a results file: {broken}") from None
+    if not all(isinstance(row, dict) and {"ablation", "seed"} <= {*row} for row in rows):
+        raise ValueError(f"{path} was not written by mnemos ablate: choose another output folder")
+    return rows

@@ -44,6 +44,10 @@ def data(
     """Prepare or look at training data."""
     from ..data import open_data
 
+    if isinstance(command, Show):
+        for name in ("rows", "width", "seed"):
+            if getattr(command, name) < 0:
+                raise ValueError(f"{name}={getattr(command, name)} must be 0 or more")
     config = dataclasses.replace(command.data, sources=command.sources or command.data.sources, prefetch=0)
     opened = open_data(config, seed=command.seed if isinstance(command, Show) else 0)
     _print_report(opened)
@@ -79,6 +83,8 @@ def _print_report(opened: Data) -> None:
     console.print(grid, highlight=False)
     parts = ", ".join(f"{name} {tokens:,}" for name, tokens in opened.report.splits.items() if tokens)
     print(f"Tokens: {parts}. Tokenizer {opened.tokenizer.name}, vocabulary {opened.vocab_size:,}.")
+    for note in opened.report.notes:
+        print(note)
     for store in opened.stores:
         print(f"Shards: {store.folder}")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Annotated
 
 import tyro
@@ -26,7 +28,7 @@ def generate(
 
     Args:
         model: a run's folder (runs/x), or a folder that `mnemos export` wrote.
-        prompt: what to continue.
+        prompt: what to continue; - reads it from standard input.
         max_tokens: tokens to add, at most.
         temperature: 0 takes the likeliest token each time.
         top_k: draw from so many tokens; 0 from all.
@@ -48,17 +50,21 @@ def generate(
         (f"{top_k=}", top_k >= 0, "0 or more"),
         (f"{top_p=}", 0 < top_p <= 1, "above 0 and at most 1"),
         (f"{samples=}", samples >= 1, "at least 1"),
+        (f"{seed=}", seed is None or 0 <= seed < 2**63, "from 0 to 2**63 - 1"),
     ):
         if not right:
             raise ValueError(f"{said} must be {wanted}")
     place = open_device(device)
+    prompt = _standard_input() if prompt == "-" else prompt
+    if not prompt:
+        raise ValueError("prompt is empty: give at least one character")
     language, tokenizer = _open(model, checkpoint, allow_missing)
     language = language.to(place)
     if seed is not None:
         torch.manual_seed(seed)
     encoded = tokenizer.encode(prompt)
     if not encoded:
-        raise ValueError("prompt is empty: give at least one character")
+        raise ValueError(f"prompt {prompt!r:.40} has no token: give another")
     ids = torch.tensor([encoded], device=place).expand(samples, -1)
     drawn = (
         {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p}
@@ -74,16 +80,22 @@ def generate(
         print(tokenizer.decode(row))
 
 
+def _standard_input() -> str:
+    """All of it, as UTF-8, without the line break at its end."""
+    text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
+    return text.removesuffix("\n").removesuffix("\r")
+
+
 def _open(model: str, checkpoint: str, allow_missing: bool):
     """A model in evaluation mode, and its tokenizer."""
     from pathlib import Path
 
     path = Path(model)
-    if (path / "config.yaml").exists():
+    if os.path.exists(path / "config.yaml"):  # unlike Path.exists, not an error for a name that is too long
         from ..train.runs import load_model, load_tokenizer
 
         return load_model(path, checkpoint, allow_missing=allow_missing), load_tokenizer(path)
-    if (path / "config.json").exists():
+    if os.path.exists(path / "config.json"):
         from ..eval.loading import load
         from ..models.folder import check_files
 
@@ -92,7 +104,10 @@ def _open(model: str, checkpoint: str, allow_missing: bool):
         if tokenizer is None:
             raise ValueError(f"{model} has no tokenizer, and its {language.config.vocab_size} tokens are not bytes")
         return language, tokenizer
-    raise ValueError(f"{model} is neither a run (config.yaml) nor an exported model (config.json)")
+    inside = sorted(p.parent for p in path.glob("*/config.yaml")) if os.path.isdir(path) else []
+    if inside:
+        raise ValueError(f"{model} holds runs, but is none: choose one of {', '.join(map(str, inside))}")
+    raise ValueError(f"{model:.200} is neither a run (config.yaml) nor an exported model (config.json)")
 
 
 class Streamer:

@@ -62,6 +62,8 @@ def _train(command: Train) -> None:
     rules = Rules(column=command.text_column)
     sources = resolve(command.data, rules)
     folder = Path(command.output)
+    if (folder / "tokenizer.json").exists():
+        raise ValueError(f"{folder} holds a tokenizer already: choose another --output, or remove that one first")
     folder.mkdir(parents=True, exist_ok=True)
     with training_tokenizer(None) as on_chars:
         texts = sample_texts(sources, rules, command.target_chars, command.seed, on_chars)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
+import re
 import sys
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -21,7 +23,6 @@ SHORT = {
     "--optimizer": "--optim.name",
     "--max-steps": "--steps",
     "--gradient-accumulation-steps": "--accumulate",
-    "--output-dir": "--folder",
     "--track": "--watch.trackers",
     "--strategy": "--parallel.strategy",
 }
@@ -104,8 +105,10 @@ def read_arguments(arguments: Sequence[str]):
     import tyro
 
     from ..train.config import LENGTHS, TrainConfig, merge
+    from ..train.ownership import check_name
     from ..train.recipes import RECIPES, recipe
     from ..train.runs import new_name
+    from .usage import parsed
 
     rest, chosen, resume = _take(arguments)
     config = TrainConfig()
@@ -117,10 +120,12 @@ def read_arguments(arguments: Sequence[str]):
         if chosen["--recipe"] or chosen["--config"]:
             raise ValueError("--resume goes on with the settings of the run: leave out --recipe and --config")
         path = Path(resume) if resume else _newest(rest, config.folder)
+        path = path.absolute() if path.name == "" else path.resolve() if path.name == ".." else path
         if not (path / "config.yaml").exists():
             raise ValueError(f"--resume {path}: there is no {path}/config.yaml")
         config = TrainConfig.load(path / "config.yaml")
         config.name, config.folder = path.name, str(path.parent)
+    before = dataclasses.replace(config.model)
     flags = {item.partition("=")[0] for item in rest}
     for name, other in LENGTHS.items():
         if f"--{name}" in flags:
@@ -136,8 +141,21 @@ def read_arguments(arguments: Sequence[str]):
         + "--dry-run [N] starts nothing: it builds one block of each kind, and tells parameters, steps and memory on N devices.\n"
         + "Short forms: "
         + ", ".join(f"{short} for {full}" for short, full in SHORT.items())
+        + ".\n--output-dir RUN is the run's folder: --folder and --name in one (with --name, the folder that holds it)."
     )
-    config = tyro.cli(TrainConfig, prog="mnemos train", description=about, default=config, args=rest)
+    try:
+        config = parsed(
+            lambda: tyro.cli(TrainConfig, prog="mnemos train", description=about, default=config, args=rest),
+            "mnemos train",
+        )
+    except ValueError as wrong:
+        raise ValueError(_in_short(str(wrong), arguments)) from None
+    if resume is not None and config.model != before:
+        raise ValueError(
+            f"--resume goes on with the model of the run, {before.preset} {before.size}: leave out --preset, --size and --model.set"
+        )
+    if config.name is not None:
+        check_name(config.name)
     if chosen["--config"] and config.name and "--name" not in flags:
         config.name = new_name(Path(config.folder), config.name)  # the same run again, not the same folder
     return config, resume is not None
@@ -150,25 +168,54 @@ def _fields(path: str) -> dict:
     from ..train.config import TrainConfig
 
     TrainConfig.load(path)  # says what is wrong with it
-    return yaml.safe_load(Path(path).read_text())
+    return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
 
 
 def _take(arguments: Sequence[str]) -> tuple[list[str], dict[str, list[str]], str | None]:
     """Long forms of the short flags; the values of --recipe and --config; what follows --resume ("" for nothing)."""
     rest: list[str] = []
     chosen: dict[str, list[str]] = {"--recipe": [], "--config": []}
-    resume, items = None, list(arguments)
+    resume, items, place = None, list(arguments), None
     while items:
         flag, equals, value = items.pop(0).partition("=")
-        if flag in chosen:
+        if flag in (*chosen, "--output-dir"):
             if not equals and not items:
                 raise ValueError(f"{flag} needs a value")
-            chosen[flag].append(value if equals else items.pop(0))
+            value = value if equals else items.pop(0)
+            if flag in chosen:
+                chosen[flag].append(value)
+            else:
+                place = value
         elif flag == "--resume":
             resume = value if equals else items.pop(0) if items and not items[0].startswith("-") else ""
         else:
             rest.append(SHORT.get(flag, flag) + equals + value)
-    return rest, chosen, resume
+    return rest + _place(place, {item.partition("=")[0] for item in rest}), chosen, resume
+
+
+def _place(output_dir: str | None, flags: set[str]) -> list[str]:
+    """--output-dir as --folder and --name: the run is that folder, or one of that name inside it.
+
+    >>> _place("runs/x", set()), _place("runs", {"--name"})
+    (['--folder', 'runs', '--name', 'x'], ['--folder', 'runs'])
+    """
+    if output_dir is None:
+        return []
+    if "--name" in flags:
+        return ["--folder", output_dir]
+    path = Path(output_dir)
+    path = path if path.name not in ("", "..") else path.resolve()
+    if not output_dir or not path.name:
+        raise ValueError(f"--output-dir {output_dir!r} must name the folder of the run, such as runs/first")
+    return ["--folder", str(path.parent), "--name", path.name]
+
+
+def _in_short(text: str, arguments: Sequence[str]) -> str:
+    """A sentence about flags, with the short forms that the user wrote."""
+    given = {item.partition("=")[0] for item in arguments}
+    for short, full in SHORT.items():
+        text = re.sub(rf"{re.escape(full)}(?![\w.-])", short, text) if short in given else text
+    return text
 
 
 def _newest(rest: list[str], folder: str) -> Path:

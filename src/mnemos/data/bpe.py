@@ -11,7 +11,7 @@ from .files import require
 from .readers import Rules, read
 from .report import Report
 from .sources import Source
-from .tokenizer import SPECIAL, FastTokenizer
+from .tokenizer import MAX_VOCAB, SPECIAL, FastTokenizer
 
 
 def train_bpe(
@@ -28,6 +28,8 @@ def train_bpe(
     least = 256 + len(SPECIAL)
     if not isinstance(vocab_size, int) or vocab_size < least:
         raise ValueError(f"vocab_size must be at least {least} (bytes and special tokens), but is {vocab_size!r}")
+    if vocab_size > MAX_VOCAB:  # the library would ask for the memory of it, and abort
+        raise ValueError(f"vocab_size must be at most {MAX_VOCAB:,}, but is {vocab_size:,}")
     library = require("tokenizers", "lm")
     backend = library.Tokenizer(library.models.BPE(unk_token="<unk>"))
     backend.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -53,7 +55,7 @@ def sample_texts(
     if target_chars < 1:
         raise ValueError(f"target_chars must be at least 1, but is {target_chars}")
     sizes = [source.weight or max(1.0, float(sum(item.size for item in source.items))) for source in sources]
-    order = random.Random(seed)
+    order, found = random.Random(seed), False
     for source, size in zip(sources, sizes):
         wanted = target_chars * size / sum(sizes)
         items = list(source.items)
@@ -62,6 +64,7 @@ def sample_texts(
             share = wanted / (len(items) - i)  # what one file lacks, the others give
             for piece in read(item, rules, Report()):
                 text = piece.text[: max(1, int(share))]
+                found = True
                 yield text
                 on_chars(len(text))
                 wanted, share = wanted - len(text), share - len(text)
@@ -69,6 +72,8 @@ def sample_texts(
                     break
             if wanted < 1:
                 break
+    if not found:
+        raise ValueError(f"{', '.join(source.name for source in sources)} holds no text to make a tokenizer from")
 
 
 def kept(texts: Iterator[str], path: str | Path) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import re
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
+from ..whole import remove_parts
 from .files import read_json, write_json
 from .parts import Item, parts_of
 from .readers import Rules, read
@@ -145,9 +145,8 @@ def _build(
     workers: int,
     on_progress: OnProgress,
 ) -> None:
-    for leftover in folder.glob("*.part"):
-        with contextlib.suppress(OSError):
-            leftover.unlink()
+    remove_parts(folder)
+    remove_parts(folder / "tokenizer")
     todo = []
     for number, part in enumerate(parts):
         if whole_shard(folder, number):

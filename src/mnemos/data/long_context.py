@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from .readers import Rules, read
 from .report import Report
 from .sources import resolve
+from .tasks.text import check_tokenizer
 from .tokenizer import ByteTokenizer, Tokenizer
 
 
@@ -39,7 +40,8 @@ class LongContextDataset(Dataset):
             raise ValueError(f"max_length must be >= 2 and min_length >= 1, but are {max_length} and {min_length}")
         if not 0 <= overlap_ratio < 1:
             raise ValueError(f"overlap_ratio must be in [0, 1), but is {overlap_ratio}")
-        self.tokenizer, self.max_length = tokenizer or ByteTokenizer(), max_length
+        self.tokenizer, self.max_length = ByteTokenizer() if tokenizer is None else tokenizer, max_length
+        check_tokenizer(self.tokenizer)
         self.skipped = 0
         self.documents: list[np.ndarray] = []
         self.windows: list[tuple[int, int]] = []  # (document, first token)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
+from ..whole import remove_parts
 from .batches import Assembler, Batches, FixedBatches, Mixture, fixed_rows, lane_rows
 from .bpe import sample_texts, train_bpe
 from .build import build
@@ -39,7 +40,13 @@ class Data:
         self.config, self.tokenizer, self.vocab_size = config, tokenizer, tokenizer.vocab_size
         self.stores: Sequence[Store] = stores
         self.report = Report()
-        self._parts = split(stores, config.val_fraction, config.test_fraction)
+        names = [source.name for source in sources]
+        self._parts = split(
+            stores,
+            config.val_fraction,
+            config.test_fraction,
+            lambda i, why: self.report.notes.append(f"source {names[i]!r}: {why}"),
+        )
         for source, store in zip(sources, stores):
             self.report.add(store.report)
             self.report.sources[source.name] = store.report
@@ -171,6 +178,7 @@ def tokenizer_of(
     if not written_last.exists():
         with FileLock(f"{folder}.lock"):
             if not written_last.exists():
+                remove_parts(folder)
                 with training_tokenizer(progress) as on_chars:
                     trained = train_bpe(sample_texts(sources, rules, BPE_CHARS, on_chars=on_chars), int(size))
                 trained.save(folder)

@@ -1,4 +1,4 @@
-"""Parts tokenised by processes of their own: `python -m mnemos.data.processes` takes jobs and answers, a line of JSON each.
+"""Parts tokenised by processes of their own: `main` takes jobs and answers, a line of JSON each.
 
 Plain processes, not multiprocessing: no fork of a program with threads, no second import of the user's script, no pickle.
 """
@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ..interpreter import command
 from .parts import Item
 from .readers import Rules
 from .tokenizer import ByteTokenizer, FastTokenizer, Tokenizer, open_tokenizer
@@ -70,11 +71,9 @@ def _tokenizer_file(tokenizer: Tokenizer, folder: Path) -> dict[str, str | None]
 @contextlib.contextmanager
 def _worker(workers: int):
     threads = str(max(1, (os.cpu_count() or 1) // workers))
-    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": threads}
-    environment |= {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
     with subprocess.Popen(
-        [sys.executable, "-m", "mnemos.data.processes"],
+        command(__name__),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -142,7 +141,3 @@ def main() -> None:
             print(json.dumps({"error": said}), file=out)
             return
         print(json.dumps({"done": job["number"]}), file=out)
-
-
-if __name__ == "__main__":
-    main()

@@ -10,6 +10,7 @@ from torch.utils.data import Dataset
 
 from .long_context import _encode
 from .padding import IGNORED
+from .tasks.text import check_tokenizer
 from .tokenizer import ByteTokenizer, Tokenizer
 
 SUBJECTS = (
@@ -46,7 +47,8 @@ class RecallDataset(Dataset):
                 f"num_samples must be >= 1 and num_facts in 1..9000, but are {num_samples} and {num_facts}"
             )
         self.num_samples, self.context_length, self.num_facts, self.seed = num_samples, context_length, num_facts, seed
-        self.tokenizer = tokenizer or ByteTokenizer()
+        self.tokenizer = ByteTokenizer() if tokenizer is None else tokenizer
+        check_tokenizer(self.tokenizer)
         self[0]  # a context too short for its facts is refused now
 
     def __len__(self) -> int:

@@ -27,6 +27,7 @@ class Report:
     skipped: Counter[str] = field(default_factory=Counter)
     sources: dict[str, Report] = field(default_factory=dict)
     splits: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)  # sentences for the user
 
     def add(self, other: Report) -> None:
         """Sum the counts of another one into this."""

@@ -102,14 +102,14 @@ def _items(name: str, rules: Rules) -> list[Item]:
         path, subset = HUB[name]
         return [Item("hub", path, subset=subset, size=rules.hub_bytes)]
     path = Path(name).expanduser()
-    if path.is_dir() and name.strip():
+    if os.path.isdir(path) and name.strip():  # unlike Path.is_dir, not an error for a name that is too long
         files = files_under(path)
         if not files:
             raise ValueError(f"folder {name} holds no .txt, .md, .json, .jsonl or .parquet file (nor .gz of them)")
-    elif path.is_file():
+    elif os.path.isfile(path):
         files = [path]
     elif _looks_like_a_path(name):
-        raise ValueError(f"source {name!r} does not exist; recipes are {', '.join(known_recipes())}")
+        raise ValueError(f"source {name!r:.200} does not exist; recipes are {', '.join(known_recipes())}")
     else:
         owner, _, subset = name.partition("@")
         return [Item("hub", owner, subset=subset or None, size=rules.hub_bytes)]
@@ -121,7 +121,7 @@ def _items(name: str, rules: Rules) -> list[Item]:
 
 def _looks_like_a_path(name: str) -> bool:
     starts = name.startswith((".", "/", "~", "\\")) or name.count("/") > 1 or "\\" in name
-    return starts or kind_of(Path(name)) is not None or not name.strip()
+    return starts or kind_of(Path(name)) is not None or not name.strip() or len(name) > 255
 
 
 def _look_into(path: Path, kind: str, rules: Rules) -> None:

@@ -2,12 +2,13 @@
 
 A source of many documents is divided by documents: the hash of a document's text puts it on one side of an edge that all sources
 share, so a copy of it, in this source or another, is on the same side. A source of few documents (one book, enwik8), or with one that
-is most of it, is divided inside each: the beginning trains, then come validation and test.
+is most of it, or of copies of a few, is divided inside each: the beginning trains, then come validation and test. Where its documents
+are too short for that, some of them are held out whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,23 +35,51 @@ class Documents:
         return len(self.starts)
 
 
-def split(stores: Sequence[Store], validation: float, test: float) -> list[dict[str, Documents]]:
-    """For each store, the documents of each of `SPLITS`."""
+def split(
+    stores: Sequence[Store], validation: float, test: float, say: Callable[[int, str], None] = lambda i, why: None
+) -> list[dict[str, Documents]]:
+    """For each store, the documents of each of `SPLITS`. say: called with a store's number and a sentence about its split."""
     shares = [share for share in (validation, test) if share]
-    few = [bool(shares) and _is_coarse(store, min(shares)) for store in stores]
+    copies = [bool(shares) and _is_copies(store, sum(shares)) for store in stores]
+    few = [bool(shares) and (same or _is_coarse(store, min(shares))) for store, same in zip(stores, copies)]
+    for i, same in enumerate(copies):
+        if same:
+            say(i, "many of its documents are identical, so each is divided: its beginning trains, its end is held out")
     divided = [store.hashes for store, is_few in zip(stores, few) if is_few]
     seen = np.concatenate(divided) if divided else np.zeros(0, np.uint64)
     fine = [store for store, is_few in zip(stores, few) if not is_few]
     first = max([0.0, *(_edge(store, validation) for store in fine)])
     second = max([first, *(_edge(store, validation + test) for store in fine)]) if test else first
-    return [
-        _inside(store, validation, test) if is_few else _between(store, first, second, seen)
-        for store, is_few in zip(stores, few)
-    ]
+    parts = []
+    for i, (store, is_few) in enumerate(zip(stores, few)):
+        part = _inside(store, validation, test) if is_few else _between(store, first, second, seen)
+        if is_few and len(store.starts) > 1 and _is_short(store, part, validation, test):
+            say(
+                i,
+                "its documents are too short to be divided, so some are held out whole; copies of them may be trained on",
+            )
+            part = _whole(store, validation, test)
+        parts.append(part)
+    return parts
 
 
 def _is_coarse(store: Store, share: float) -> bool:
     return len(store.starts) < FEW / share or float(store.sizes.max()) > LARGE * float(store.sizes.sum())
+
+
+def _is_copies(store: Store, share: float) -> bool:
+    """Whether copies share so few hashes that an edge between them holds out far more than `share`."""
+    if _is_coarse(store, share):
+        return False
+    held_out = store.sizes[_share(store.hashes) < _edge(store, share)].sum()
+    return float(held_out) > (share + LARGE) * float(store.sizes.sum())
+
+
+def _is_short(store: Store, part: dict[str, Documents], validation: float, test: float) -> bool:
+    """Whether `_inside` held out nothing of a share that is at least a token."""
+    tokens = store.lengths.sum()
+    asked = {"validation": validation, "test": test}
+    return any(share * tokens >= 1 and not part[name].tokens for name, share in asked.items())
 
 
 def _share(hashes: np.ndarray) -> np.ndarray:
@@ -86,3 +115,12 @@ def _inside(store: Store, validation: float, test: float) -> dict[str, Documents
         some = end > begin
         result[name] = Documents((store.starts + begin)[some], (end - begin)[some])
     return result
+
+
+def _whole(store: Store, validation: float, test: float) -> dict[str, Documents]:
+    """Whole documents in the order of their hashes: at least one for each share that is asked for, and one to train on."""
+    order, n = np.argsort(store.hashes, kind="stable"), len(store.hashes)
+    first = min(max(1, round(n * validation)), n - 1) if validation else 0
+    second = first + (min(max(1, round(n * test)), n - 1 - first) if test else 0)
+    sides = (order[second:], order[:first], order[first:second])
+    return {name: Documents(store.starts[side], store.lengths[side]) for name, side in zip(SPLITS, map(np.sort, sides))}

@@ -5,6 +5,7 @@ Byte tokens: id = byte, vocabulary 256, and byte 0 ends a document (readers take
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -16,8 +17,10 @@ from typing import Any
 import numpy as np
 
 from .files import read_json, require, write_json
+from .panics import PanicError, panics_refused
 
 SPECIAL = ("<pad>", "<unk>", "<bos>", "<eos>")
+MAX_VOCAB = 2**24  # ids; a model has an embedding for each, whether or not a token has it
 ENDS = ("<eos>", "</s>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "[SEP]")
 BEGINS = ("<bos>", "<s>", "<|begin_of_text|>", "[CLS]")
 
@@ -91,14 +94,21 @@ class FastTokenizer(Tokenizer):
         self.name, self.backend, self.config = name, backend, config or {}
         self.eos_token_id, self.bos_token_id = eos, bos
         self.pad_token_id = eos if pad is None else pad
-        self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values())
+        self.vocab_size = _vocab_size(name, backend.get_vocab(with_added_tokens=True))
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        try:
+            with panics_refused(f"tokenizer {self.name!r} failed at a text"):
+                encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        except Exception as wrong:
+            if type(wrong) is not Exception:  # the library's own
+                raise
+            raise ValueError(f"tokenizer {self.name!r} cannot encode a text: {wrong}") from None
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self.backend.decode([int(i) for i in ids], skip_special_tokens=True)
+        with panics_refused(f"tokenizer {self.name!r} failed at token ids"):
+            return self.backend.decode([int(i) for i in ids], skip_special_tokens=True)
 
     def save(self, folder: str | os.PathLike) -> None:
         folder = Path(folder)
@@ -121,7 +131,7 @@ class SlowTokenizer(Tokenizer):
         self.name, self.inner = name, inner
         self.eos_token_id, self.bos_token_id = eos, inner.bos_token_id
         self.pad_token_id = eos if inner.pad_token_id is None else inner.pad_token_id
-        self.vocab_size = max(len(inner), 1 + max(inner.get_vocab().values()))
+        self.vocab_size = max(len(inner), _vocab_size(name, inner.get_vocab()))
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.array(self.inner.encode(text, add_special_tokens=False, verbose=False), np.uint32) for text in texts]
@@ -143,12 +153,19 @@ def open_tokenizer(name: str, eos_token: str | None = None) -> Tokenizer:
     >>> open_tokenizer("bytes").vocab_size
     256
     """
+    if not isinstance(name, str | os.PathLike):
+        raise ValueError(
+            f"tokenizer is a {type(name).__name__}, but must be a name: bytes, a file, a folder or a hub name"
+        )
+    name = str(name)
     if name == "bytes":
         return ByteTokenizer()
     path = Path(name).expanduser()
-    if path.is_file():
+    if os.path.isfile(path):  # unlike Path.is_file, not an error for a name that is too long
         return _from_file(path, name, eos_token)
-    if path.is_dir():
+    if os.path.isdir(path) and name.strip():
+        if not any(path.glob("*token*")) and not any(path.glob("vocab*")):
+            raise ValueError(f"tokenizer {name!r} is a folder without a tokenizer.json: name a folder that has one")
         config = read_json(path / "tokenizer_config.json") or {}
         if config.get("mnemos_tokenizer") == "bytes":
             return ByteTokenizer()
@@ -156,13 +173,17 @@ def open_tokenizer(name: str, eos_token: str | None = None) -> Tokenizer:
         raise ValueError(
             f"tokenizer {name!r} does not exist; it may be bytes, bpe:32000, a file, a folder or a hub name"
         )
-    return _from_transformers(name, str(path) if path.is_dir() else name, eos_token)
+    return _from_transformers(name, str(path) if os.path.isdir(path) else name, eos_token)
 
 
 def _from_file(path: Path, name: str, eos_token: str | None) -> Tokenizer:
     library = require("tokenizers", "lm")
     try:
-        backend = library.Tokenizer.from_file(str(path))
+        with panics_refused(f"tokenizer {name!r} is damaged", quiet=True):
+            backend = library.Tokenizer.from_file(str(path))
+            _try_out(backend)
+    except PanicError:
+        raise
     except Exception as broken:  # the library raises plain Exception
         raise ValueError(f"tokenizer {name!r} is not a readable tokenizer.json: {broken}") from None
     vocabulary = backend.get_vocab(with_added_tokens=True)
@@ -175,21 +196,45 @@ def _from_transformers(name: str, path: str, eos_token: str | None) -> Tokenizer
     library = require("transformers", "lm")
     try:
         try:
-            inner = library.AutoTokenizer.from_pretrained(path, local_files_only=True)
+            with panics_refused(f"tokenizer {name!r} is damaged", quiet=True):
+                inner = library.AutoTokenizer.from_pretrained(path, local_files_only=True)
+                if inner.is_fast:
+                    _try_out(inner.backend_tokenizer)
         except OSError:
-            if Path(path).is_dir():
+            if os.path.isdir(path):
                 raise
             require("huggingface_hub", "lm").HfApi().model_info(name, timeout=20)  # transformers would try for a minute
             inner = library.AutoTokenizer.from_pretrained(path)
+    except PanicError:
+        raise
     except Exception as wrong:
         reason = (str(wrong).strip().splitlines() or [type(wrong).__name__])[0]
-        where = "is a folder, but transformers" if Path(path).is_dir() else "is no file or folder, and the hub"
+        where = "is a folder, but transformers" if os.path.isdir(path) else "is no file or folder, and the hub"
         raise ValueError(f"tokenizer {name!r} {where} cannot give it: {reason}") from None
     eos = inner.get_vocab().get(eos_token) if eos_token else inner.eos_token_id
     eos = _end(name, eos, eos_token)
     if not inner.is_fast:
         return SlowTokenizer(name, inner, eos)
     return FastTokenizer(name, inner.backend_tokenizer, eos, inner.bos_token_id, inner.pad_token_id)
+
+
+def _try_out(backend: Any) -> None:
+    """Encode and decode a text, so that a part of the tokenizer that panics does so here; what it refuses is refused in use."""
+    with contextlib.suppress(Exception):
+        backend.decode(backend.encode("A text, 1 é", add_special_tokens=False).ids)
+        backend.decode(list(range(min(4, backend.get_vocab_size()))))
+
+
+def _vocab_size(name: str, vocabulary: dict[str, int]) -> int:
+    """One more than the largest id; an id that no model has an embedding for is refused."""
+    if not vocabulary:
+        raise ValueError(f"tokenizer {name!r} has no token")
+    token, largest = max(vocabulary.items(), key=lambda entry: entry[1])
+    if largest >= MAX_VOCAB:
+        raise ValueError(
+            f"tokenizer {name!r} has the id {largest} for {token!r:.40}, but ids must be below {MAX_VOCAB:,}: its file is damaged"
+        )
+    return largest + 1
 
 
 def _end(name: str, eos: int | None, eos_token: str | None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import platform
 import time
 from collections.abc import Generator
@@ -21,7 +22,7 @@ from rich.table import Table
 from ..data.embedded import documents
 from ..eval.files import write_json
 from ..models import MnemosConfig, MnemosForCausalLM, presets
-from ..whole import write_text
+from ..whole import check_not_foreign, write_text
 from .facts import CHANCE, VOCABULARY
 from .measure import Asked, Kept, bits_per_byte, recall_by_distance, save_and_load, state_bytes
 from .training import Course, Curve, train
@@ -138,12 +139,22 @@ class Report:
         }
 
 
+def _is_report(path: Path) -> bool:
+    """Whether a file holds the numbers of a demo."""
+    try:
+        return {"plan", "recall", "bits_per_byte"} <= {*json.loads(path.read_text(encoding="utf-8"))}
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False
+
+
 def run(folder: str | Path, plan: Plan | None = None, console: Console | None = None) -> Report:
     """Do all of it. Files go into `folder`: index.html, results.json, facts.safetensors, recall.png where matplotlib is installed."""
     from .page import page
     from .picture import picture
 
     plan, console, folder = plan or Plan(), console or Console(), Path(folder)
+    if not _is_report(folder / "results.json"):
+        check_not_foreign(folder, ("index.html", "results.json", "recall.png"), "mnemos demo")
     folder.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
     learn, held_out = _text(plan)

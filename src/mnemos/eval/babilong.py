@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.tasks import BABI_TASKS, Background, Hidden, Story, hide, story
+from ..parsing import parse_json
 from .lm import LanguageModel, Past, state_bytes
 from .recall import Progress
 
@@ -131,15 +132,13 @@ def load_public(task: str, length: str = "4k", source: str = "RMT-team/babilong"
     .parquet files, or by name from a hub (extra `data`)."""
     folder = Path(source)
     if folder.is_dir():
-        import json
-
         for file in (folder / length / f"{task}.jsonl", folder / length / f"{task}.json"):
             if file.is_file():
-                text = file.read_text(encoding="utf-8")
+                text = file.read_text(encoding="utf-8", errors="replace")
                 return (
-                    json.loads(text)
+                    parse_json(text, str(file))
                     if text.lstrip().startswith("[")
-                    else [json.loads(x) for x in text.splitlines() if x]
+                    else [parse_json(x, f"a line of {file}") for x in text.splitlines() if x]
                 )
         found = sorted([*(folder / length).glob(f"{task}.parquet"), *(folder / length).glob(f"{task}-*.parquet")])
         if not found:

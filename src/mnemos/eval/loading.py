@@ -29,14 +29,17 @@ def load(
     Weights that are damaged, incomplete or not finite are refused; allow_missing=True initialises tensors that a model of ours
     lacks.
     """
+    from ..train.distributed import open_device
+
+    home = open_device(device)
     folder = Path(path)
-    place = next((f for f in (folder, folder / "export") if (f / "config.json").is_file()), None)
-    if (place is None or checkpoint is not None) and (folder / "config.yaml").is_file():
+    place = next((f for f in (folder, folder / "export") if os.path.isfile(f / "config.json")), None)
+    if (place is None or checkpoint is not None) and os.path.isfile(folder / "config.yaml"):
         model, tokenizer = _from_run(folder, checkpoint or "best", allow_missing)
-        return model.to(device=device, dtype=_dtype(dtype, model.dtype)).eval(), tokenizer
+        return model.to(device=home, dtype=_dtype(dtype, model.dtype)).eval(), tokenizer
     if checkpoint is not None:
         raise ValueError(f"checkpoint={checkpoint!r} is of a run, but {path} has no config.yaml")
-    if place is None and folder.exists():
+    if place is None and os.path.exists(folder):
         raise ValueError(
             f"{path} has no config.json, export/config.json or config.yaml: it is neither a saved model nor a run"
         )
@@ -46,7 +49,7 @@ def load(
     tokenizer = load_tokenizer(place or path, model.config)
     if tokenizer is not None and place is not None and model.config.model_type == "mnemos":
         check_vocabulary(tokenizer.vocab_size, model.config.vocab_size)
-    return model.to(device).eval(), tokenizer
+    return model.to(home).eval(), tokenizer
 
 
 def _from_transformers(path: str, dtype: str | torch.dtype, allow_missing: bool) -> Any:
@@ -55,7 +58,7 @@ def _from_transformers(path: str, dtype: str | torch.dtype, allow_missing: bool)
     from ..models.folder import read_object  # and makes our models known
 
     config = Path(path) / "config.json"
-    ours = config.is_file() and read_object(config).get("model_type") == "mnemos"
+    ours = os.path.isfile(config) and read_object(config).get("model_type") == "mnemos"
     extra = {"allow_missing": True} if ours and allow_missing else {}
     try:
         return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **extra)
@@ -87,6 +90,6 @@ def _from_run(folder: Path, checkpoint: str, allow_missing: bool) -> tuple[Any, 
 
 def _dtype(name: str, default: torch.dtype) -> torch.dtype:
     found = default if name == "auto" else getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise ValueError(f"dtype={name!r} is unknown; choose auto, float32, bfloat16 or float64")
     return found

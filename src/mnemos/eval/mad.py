@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..choices import unknown
 from ..data.tasks import MAD_TASKS, mad
 from ..memory.norm import RMSNorm
 from .recall import Progress, _device, _vocabulary, accuracy, logits_of
@@ -61,7 +62,7 @@ def mad_score(
     A model must have been trained on the task first, on examples of another seed; `memorization` on the same `map_seed`.
     """
     if task not in MAD_TASKS:
-        raise ValueError(f"task {task!r} is unknown; choose one of {', '.join(MAD_TASKS)}")
+        raise unknown("task", task, MAD_TASKS)
     known = MAD_TASKS[task]
     chosen = known.baseline | settings
     if chosen["vocab_size"] > _vocabulary(model):

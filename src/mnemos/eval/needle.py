@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ..choices import unknown
 from ..data.tasks import NEEDLE_TASKS, Background, Needle, needle, needle_of
 from .lm import LanguageModel, Past
 from .recall import Progress
@@ -57,9 +58,9 @@ def needle_suite(
     ('passkey', 512, 0.1)
     """
     lm = LanguageModel.of(model, tokenizer)
-    unknown = [task for task in tasks if task not in NEEDLE_TASKS]
-    if unknown:
-        raise ValueError(f"task {unknown[0]!r} is unknown; choose one of {', '.join(NEEDLE_TASKS)}")
+    wrong = [task for task in tasks if task not in NEEDLE_TASKS]
+    if wrong:
+        raise unknown("task", wrong[0], NEEDLE_TASKS)
     rows = []
     for task in tasks:
         for length in lengths:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..choices import unknown
 from ..data.tasks import IGNORED, MQAR_PRESETS, Examples, mqar
 
 Progress = Callable[[int], object]
@@ -87,7 +88,7 @@ def mqar_suite(
     """MQAR at each (pairs, length) of `settings`, or of one of `MQAR_PRESETS` by name: the accuracy beside chance, 1 / (V/2)."""
     if isinstance(settings, str):
         if settings not in MQAR_PRESETS:
-            raise ValueError(f"settings={settings!r} is unknown; choose one of {', '.join(MQAR_PRESETS)}")
+            raise unknown("settings=", settings, MQAR_PRESETS)
         chosen = [(pairs, length, examples or count) for pairs, length, count in MQAR_PRESETS[settings]]
     else:
         chosen = [(pairs, length, examples or 1000) for pairs, length in settings]

@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..data.tasks.background import text_files
+from ..data.tasks.background import is_text, text_files
 from .files import read_json, write_json
 from .lm import LanguageModel
 from .suites import Context, Settings, check_names
 
 FORMAT = "mnemos.eval/1"
+TEXTS = ("text", "haystack")  # settings that are files, folders or texts
 Report = Callable[
     [str, str, int | None], object
 ]  # suite, "reused" | "running" | "done" | "failed: ...", units of its progress
@@ -45,6 +46,11 @@ def run_suites(
     lm = LanguageModel.of(model, tokenizer)
     context = Context(lm, settings, has_text=tokenizer is not None or isinstance(model, LanguageModel))
     identity = about if about is not None else {"model": fingerprint(lm.model)}
+    if output is not None and not Path(output).is_file():  # said before hours of work
+        folder = Path(output).parent
+        if os.path.isdir(output) or not os.path.isdir(folder):
+            wrong = "is a folder" if os.path.isdir(output) else f"cannot be written: {folder} is not a folder"
+            raise ValueError(f"output={str(output)!r:.200} {wrong}; give a file, such as eval.json")
     results: dict[str, Any] = {"format": FORMAT, "model": identity, "suites": {}}
     if output is not None and Path(output).is_file():
         old = read_json(output)
@@ -53,7 +59,8 @@ def run_suites(
         if old["model"] == json.loads(json.dumps(identity)):
             results["suites"] = old["suites"]
     used = json.loads(json.dumps(dataclasses.asdict(settings)))
-    files = {name: stamp(used[name]) for name in ("text", "haystack") if used[name] is not None}
+    used |= {name: _about(used[name]) for name in TEXTS if used[name] is not None and is_text(used[name])}
+    files = {name: stamp(used[name]) for name in TEXTS if used[name] is not None}
     for suite in chosen:
         kept = results["suites"].get(suite.name, {})
         same = kept.get("settings") == used and (not suite.reads_text or kept.get("files") == files)
@@ -72,6 +79,8 @@ def run_suites(
             entry["error"] = str(wrong)
         except ImportError as missing:
             entry["error"] = f"{suite.name} needs {missing.name}, which is not installed: pip install 'mnemos[all]'"
+        except OSError as wrong:  # a file that cannot be read, a hub that cannot be reached
+            entry["error"] = (str(wrong).strip().splitlines() or [type(wrong).__name__])[0]
         entry["seconds"] = round(time.perf_counter() - began, 3)
         results["suites"][suite.name] = entry
         if output is not None:
@@ -80,10 +89,17 @@ def run_suites(
     return results
 
 
+def _about(text: str) -> str:
+    """A text by its length and hash: results do not repeat it."""
+    return (
+        f"a text of {len(text):,} characters, sha256 {hashlib.sha256(text.encode(errors='replace')).hexdigest()[:16]}"
+    )
+
+
 def stamp(path: str) -> str:
     """A short name for the state of a file, or of a folder's texts: another once they were written again."""
     place = Path(path)
-    files = text_files(place) if place.is_dir() else [place] if place.is_file() else []
+    files = text_files(place) if os.path.isdir(path) else [place] if os.path.isfile(path) else []
     about = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.sha256(repr(about).encode()).hexdigest()[:16]
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..choices import unknown
 from ..data.tasks import BABI_TASKS, MQAR_PRESETS, NEEDLE_TASKS, Background
 from ..data.tasks.babilong import mentions_names
 from ..data.tasks.background import read_texts
@@ -30,8 +31,8 @@ Rows = list[dict[str, Any]]
 class Settings:
     """What the suites may be told. Every field is an option of `mnemos eval`; each suite takes those that concern it."""
 
-    text: str | None = None  # file or folder: the text of perplexity and length
-    haystack: str | None = None  # file or folder to hide things in (default: that of text)
+    text: str | None = None  # file, folder, or a text of several lines: the text of perplexity and length
+    haystack: str | None = None  # the same, to hide things in (default: that of text)
     lengths: tuple[int, ...] = (1024, 2048, 4096)  # tokens, of needle, babilong and length
     contexts: tuple[int, ...] = ()  # perplexity of the same tokens at each of these lengths of context
     window: int | None = None  # perplexity in windows of so many tokens, not streamed
@@ -177,6 +178,9 @@ def _mqar(c: Context, progress: Progress | None) -> Rows:
 
 
 def _mad(c: Context, progress: Progress | None) -> Rows:
+    wrong = [t for t in c.settings.mad if t not in MAD_TASKS]
+    if wrong:
+        raise unknown("task", wrong[0], MAD_TASKS)
     fitting = [t for t in c.settings.mad if MAD_TASKS[t].baseline["vocab_size"] <= c.lm.vocab_size]
     if not fitting:
         raise ValueError(f"the model's vocabulary of {c.lm.vocab_size} is too small for {', '.join(c.settings.mad)}")
@@ -284,9 +288,9 @@ SUITES = {
 
 def check_names(names: Sequence[str]) -> list[Suite]:
     """The suites of these names."""
-    unknown = [name for name in names if name not in SUITES]
-    if unknown:
-        raise ValueError(f"suite {unknown[0]!r} is unknown; choose one of {', '.join(SUITES)}")
+    wrong = [name for name in names if name not in SUITES]
+    if wrong:
+        raise unknown("suite", wrong[0], SUITES)
     if not names:
         raise ValueError(f"name at least one suite: {', '.join(SUITES)}")
     return [SUITES[name] for name in dict.fromkeys(names)]

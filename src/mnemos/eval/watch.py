@@ -35,7 +35,7 @@ def read_results(run: str | os.PathLike) -> list[dict[str, Any]]:
     for line in lines:
         try:
             found.append(json.loads(line))
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             continue
     return found
 
@@ -60,7 +60,7 @@ def watch(
     run = Path(run)
     if not (run / "config.yaml").is_file():
         raise ValueError(f"{run} is not a run: it has no config.yaml")
-    if poll <= 0:
+    if not 0 < poll < 1e9:
         raise ValueError(f"poll={poll} must be > 0 seconds")
     while True:
         done = {row["step"] for row in read_results(run)}

@@ -15,37 +15,35 @@ from pathlib import Path
 
 import torch
 
+from . import cache
+from .cache import Unavailable
+
 FLAGS = ["-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fopenmp", "-shared"]
 HERE = Path(__file__).parent
-
-
-class Unavailable(Exception):
-    """Why there is no compiled backend here, in one sentence."""
 
 
 @functools.cache
 def library(name: str) -> ctypes.CDLL:
     """The compiled `name`.cpp; `Unavailable` where it cannot be compiled or loaded.
 
-    It is kept in the user's cache folder ($XDG_CACHE_HOME/mnemos/kernels), under a name made of the sources, the flags and the
-    processor, so that a change of any of them compiles anew; so does a file that cannot be loaded.
+    It is kept in the user's cache folder ($XDG_CACHE_HOME/mnemos/kernels), under a name made of the sources, the flags, the processor
+    and the file's own checksum, so that a change of any of them compiles anew.
     """
     sources = [HERE / f"{name}.cpp", *sorted(HERE.glob("*.h"))]
     command = compiler()
     made_of = "\n".join([*(x.read_text() for x in sources), *command, _processor()])
-    key = hashlib.sha256(made_of.encode()).hexdigest()[:16]
+    stem = f"{name}-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}"
     try:
-        path = _cache() / f"{name}-{key}.so"
-        command = [*command, str(sources[0])]
-        if not path.exists():
-            _compile(command, path)
-        try:
-            return ctypes.CDLL(str(path))
-        except OSError:
-            _compile(command, path)
-            return ctypes.CDLL(str(path))
+        folder = cache.kernel_folder()
+        found = cache.load(folder, stem)
+        if found is None:
+            _compile([*command, str(sources[0])], folder, stem)
+            found = cache.load(folder, stem)
     except OSError as failed:
         raise Unavailable(f"the compiled kernel cannot be kept or loaded: {failed}") from None
+    if found is None:
+        raise Unavailable(f"the compiled kernel in {folder} cannot be loaded")
+    return found
 
 
 def compiler() -> list[str]:
@@ -57,32 +55,22 @@ def compiler() -> list[str]:
     return [found, *FLAGS, "-fPIC", "-march=native" if x86 else "-mcpu=native"]
 
 
-def _compile(command: list[str], path: Path) -> None:
+def _compile(command: list[str], folder: Path, stem: str) -> None:
     """Into a file of another name first: a half-written one is never loaded, and two processes do not meet."""
     if sys.stderr is not None and sys.stderr.isatty():
         print(f"mnemos: compiling {Path(command[-1]).name} for this processor: some seconds, once", file=sys.stderr)
-    handle, made = tempfile.mkstemp(suffix=".so", dir=path.parent)
+    cache.remove_stale(folder)
+    handle, made = tempfile.mkstemp(prefix=f".{stem}-", suffix=".part", dir=folder)
     os.close(handle)
     try:
         done = subprocess.run([*command, "-o", made], capture_output=True, text=True, timeout=300)
         if done.returncode:
             raise Unavailable(f"{command[0]} failed: {(done.stderr.strip().splitlines() or ['no message'])[0][:200]}")
-        with open(made, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(made, path)
+        cache.publish(made, folder, stem)
     except subprocess.TimeoutExpired:
         raise Unavailable(f"{command[0]} took longer than five minutes") from None
     finally:
         Path(made).unlink(missing_ok=True)
-
-
-def _cache() -> Path:
-    """A folder that only this user can write to."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mnemos" / "kernels"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if os.name == "posix" and (folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o022):
-        raise Unavailable(f"{folder} can be written to by others")
-    return folder
 
 
 def _processor() -> str:

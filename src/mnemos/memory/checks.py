@@ -12,6 +12,10 @@ from .spec import Gates, MemorySpec
 from .state import MemoryState
 
 
+class NotFiniteError(ValueError):
+    """A NaN or an infinity where a memory needs numbers; the message names its row and position."""
+
+
 def check_inputs(
     q: Tensor | None,
     k: Tensor,
@@ -37,7 +41,7 @@ def check_inputs(
         raise ValueError("the sequence is empty: T must be >= 1")
     documents = B
     if cu_seqlens is not None:
-        documents = _check_cu_seqlens(cu_seqlens, B, T)
+        documents = check_cu_seqlens(cu_seqlens, B, T)
     check_state(state, spec, documents, H, k.device)
     if mask is not None and (not isinstance(mask, Tensor) or mask.shape != (B, T) or mask.dtype != torch.bool):
         got = (
@@ -104,7 +108,20 @@ def _check_floats(name: str, x, dim: int) -> None:
         raise ValueError(f"{name} has type {x.dtype}, but must be a floating-point tensor")
 
 
-def _check_cu_seqlens(cu_seqlens: Tensor, B: int, T: int) -> int:
+def as_boundaries(cu_seqlens) -> Tensor:
+    """cu_seqlens as a tensor: lists, tuples and arrays of numbers become one."""
+    if isinstance(cu_seqlens, Tensor):
+        return cu_seqlens
+    try:
+        return torch.as_tensor(cu_seqlens)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(
+            f"cu_seqlens is a {_kind(cu_seqlens)}, but must be a whole-number vector [0, end of document 1, ..., T]"
+        ) from None
+
+
+def check_cu_seqlens(cu_seqlens: Tensor, B: int, T: int) -> int:
+    """The number of documents that cu_seqlens packs into one row of T tokens."""
     if B != 1:
         raise ValueError(f"cu_seqlens needs one packed row, but the batch is {B}")
     if (
@@ -113,7 +130,7 @@ def _check_cu_seqlens(cu_seqlens: Tensor, B: int, T: int) -> int:
         or len(cu_seqlens) < 2
         or cu_seqlens.is_floating_point()
     ):
-        raise ValueError("cu_seqlens must be a whole-number vector [0, end of document 1, ..., T]")
+        raise ValueError("cu_seqlens must be a vector of whole numbers, [0, end of document 1, ..., T]")
     bounds = cu_seqlens.tolist()
     if bounds[0] != 0 or bounds[-1] != T or any(a > b for a, b in zip(bounds, bounds[1:])):
         raise ValueError(f"cu_seqlens must rise from 0 to T={T}, but is {bounds[:4]}...{bounds[-1:]}")
@@ -166,8 +183,17 @@ def _check_gates(gates: Gates, shape: tuple[int, int, int], spec: MemorySpec, de
             kernels = token_kernels(x) if x.numel() <= FEW else None
             low, high = kernels.ends(x) if kernels else (end.item() for end in torch.aminmax(x.detach()))
             if not (low >= 0.0 and high < float("inf")) or (name != "lr" and high > 1.0):
-                allowed = "finite and >= 0" if name == "lr" else "in [0, 1]"
-                raise ValueError(f"gates.{name} must be {allowed}, but ranges over [{low}, {high}]")
+                raise _gate_error(name, x, low, high)
+
+
+def _gate_error(name: str, x: Tensor, low: float, high: float) -> ValueError:
+    allowed = "finite and >= 0" if name == "lr" else "in [0, 1]"
+    wrong = f"gates.{name} must be {allowed}, but ranges over [{low}, {high}]"
+    if name != "decay":  # which is a number per head
+        fine = x.isfinite() & (x >= 0) & ((x <= 1) | (name == "lr"))
+        row, position = (~fine).flatten(2).any(2).nonzero()[0].tolist()
+        wrong += f", first in row {row}, position {position}"
+    return ValueError(wrong) if x.isfinite().all() else NotFiniteError(wrong)
 
 
 def _check_network(spec: MemorySpec, like: Tensor) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..choices import nearest
 from .mode import BACKENDS
 from .spec import MemorySpec
 
@@ -112,6 +114,7 @@ class NeuralMemoryConfig:
                 raise ValueError(f"{name}={value!r} must be {'None or ' if optional else ''}a whole number >= {least}")
         if None in (self.key_dim, self.value_dim) and self.dim % self.head_count:
             raise ValueError(f"heads={self.heads} must divide dim={self.dim} (or give key_dim and value_dim)")
+        self.spec  # noqa: B018 — raises for combinations that no memory has, such as anchor="token" with an mlp
         if self.qk_norm not in QK_NORMS:
             raise ValueError(f"qk_norm={self.qk_norm!r} is unknown; choose one of {', '.join(map(repr, QK_NORMS))}")
         if self.retain not in (True, False, "fixed"):
@@ -229,11 +232,26 @@ class NeuralMemoryConfig:
 
     @classmethod
     def from_json(cls, text: str) -> NeuralMemoryConfig:
-        fields = json.loads(text)
-        unknown = set(fields) - {field.name for field in dataclasses.fields(cls)}
-        if unknown:
-            raise ValueError(f"NeuralMemoryConfig has no field {', '.join(sorted(unknown))}")
+        try:
+            fields = json.loads(text)
+        except (ValueError, TypeError, RecursionError) as broken:
+            raise ValueError(f"a NeuralMemoryConfig in JSON was expected, but the text is none: {broken}") from None
+        if not isinstance(fields, dict):
+            raise ValueError(f"a NeuralMemoryConfig in JSON is an object {{...}}, not {type(fields).__name__}")
+        check_fields(fields)
+        if "dim" not in fields:
+            raise ValueError("a NeuralMemoryConfig needs dim")
         return cls(**fields)
+
+
+def check_fields(names: Iterable[str]) -> None:
+    """Raise a ValueError for a name that is no field of `NeuralMemoryConfig`."""
+    known = [field.name for field in dataclasses.fields(NeuralMemoryConfig)]
+    wrong = sorted(set(names) - set(known))
+    if wrong:
+        close = nearest(wrong[0], known)
+        hint = f"did you mean {close}?" if close else f"there are {', '.join(known)}"
+        raise ValueError(f"NeuralMemoryConfig has no field {', '.join(wrong)}; {hint}")
 
 
 def is_number(value) -> bool:

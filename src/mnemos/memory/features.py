@@ -140,7 +140,7 @@ class _Polynomial(FeatureMap):
 
 
 @register_features
-class ElementwiseConcat(FeatureMap):
+class ElementwiseConcat(Elementwise):
     """φ(x) = [a_1 x, a_2 x², …, a_p x^p] side by side, p D features; a_i learnable per head, 1/i! at first.
 
     The linear part keeps its size and no power of a coordinate of a unit key exceeds 1, so a unit key has norm 1 at least and
@@ -155,15 +155,6 @@ class ElementwiseConcat(FeatureMap):
     @classmethod
     def lifted_dim(cls, key_dim: int, degree: int, feature_dim: int | None) -> int:
         return key_dim * degree
-
-    def build(self) -> None:
-        self.coefficients_offset = nn.Parameter(torch.zeros(self.heads, self.degree))
-        self._start = _Constant(_inverse_factorials(self.degree)[1:])
-
-    @property
-    def coefficients(self) -> Tensor:
-        """a_1..a_p per head: (H, p), float32 or wider."""
-        return self._start.on(self.coefficients_offset.device) + self.coefficients_offset
 
     def forward(self, x: Tensor) -> Tensor:
         x = _widen(x, self.coefficients_offset)

@@ -14,7 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .config import NeuralMemoryConfig
+from .blame import blame
+from .checks import NotFiniteError, as_boundaries, check_cu_seqlens
+from .config import NeuralMemoryConfig, check_fields
 from .conv import CausalConv1d
 from .derivatives import refuse_transforms
 from .features import Exp, make_features
@@ -70,6 +72,7 @@ class NeuralMemory(nn.Module):
 
     def __init__(self, dim: int | NeuralMemoryConfig, **fields):
         super().__init__()
+        check_fields(fields)
         if isinstance(dim, NeuralMemoryConfig):
             config = dataclasses.replace(dim, **fields) if fields else dim
         else:
@@ -163,6 +166,16 @@ class NeuralMemory(nn.Module):
         in a single row; the state then has N rows. trace=True also returns a `Trace`. ns_steps: Newton–Schulz iterations of this
         call alone (rule "muon"); the state continues under the layer's own.
         """
+        if torch.compiler.is_compiling():
+            return self._forward(x, state, mask, cu_seqlens, trace, ns_steps)
+        try:
+            return self._forward(x, state, mask, cu_seqlens, trace, ns_steps)
+        except (NotFiniteError, RuntimeError) as wrong:
+            blame(self, wrong, x, mask)
+            raise
+
+    def _forward(self, x: Tensor, state: MemoryState | None, mask, cu_seqlens, trace: bool, ns_steps: int | None):
+        cu_seqlens = None if cu_seqlens is None else as_boundaries(cu_seqlens)
         x, state = self._check(x, state, mask, cu_seqlens)
         spec = self.spec if ns_steps is None else self.spec.with_ns_steps(ns_steps)
         if x.shape[1] == 1 and mask is None and cu_seqlens is None and not trace:
@@ -184,6 +197,8 @@ class NeuralMemory(nn.Module):
         else:
             y, state = scan(q, k, v, gates, state, spec, self.features, mask, cu_seqlens, self.config.backend)
         y, state = self._output(y, q, x), dataclasses.replace(state, conv=tail)
+        if mask is not None and torch.is_grad_enabled() and not torch.compiler.is_compiling() and not mask.any():
+            y = y + sum(p.flatten()[:0].sum() for p in self.parameters())  # 0: DDP waits for every parameter's gradient
         return (y, state) if record is None else (y, state, record)
 
     def _token(self, x: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState] | None:
@@ -266,6 +281,16 @@ class NeuralMemory(nn.Module):
         ns_steps: int | None = None,
     ) -> MemoryState:
         """Memorise x (B, T, dim) without reading: the state `forward` would return, for less work."""
+        if torch.compiler.is_compiling():
+            return self._write(x, state, mask, cu_seqlens, ns_steps)
+        try:
+            return self._write(x, state, mask, cu_seqlens, ns_steps)
+        except (NotFiniteError, RuntimeError) as wrong:
+            blame(self, wrong, x, mask)
+            raise
+
+    def _write(self, x: Tensor, state: MemoryState | None, mask, cu_seqlens, ns_steps: int | None) -> MemoryState:
+        cu_seqlens = None if cu_seqlens is None else as_boundaries(cu_seqlens)
         x, state = self._check(x, state, mask, cu_seqlens)
         _, k, v, tail = self._project(x, state, mask, cu_seqlens)
         gates = self._gates(x, state, mask, cu_seqlens)
@@ -355,7 +380,7 @@ class NeuralMemory(nn.Module):
             )
         if cu_seqlens is not None and (x.shape[0] != 1 or cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2):
             raise ValueError("cu_seqlens must be a vector [0, end of document 1, …, T] for an x of batch 1")
-        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
+        rows = x.shape[0] if cu_seqlens is None else check_cu_seqlens(cu_seqlens, 1, x.shape[1])
         if state is None:
             state = self.initial_state(rows)
         elif not isinstance(state, MemoryState):
@@ -382,10 +407,13 @@ class NeuralMemory(nn.Module):
         if (None if state.conv is None else tuple(state.conv.shape)) != tail:
             raise ValueError("state has convolution tails that do not fit conv_width, heads or dims of this layer")
         if mask is not None:
-            if mask.shape != x.shape[:2] or mask.dtype != torch.bool:
-                raise ValueError(
-                    f"mask has shape {tuple(mask.shape)} and type {mask.dtype}, but bool {tuple(x.shape[:2])} is expected"
+            if not isinstance(mask, Tensor) or mask.shape != x.shape[:2] or mask.dtype != torch.bool:
+                shape = (
+                    f"has shape {tuple(mask.shape)} and type {mask.dtype}"
+                    if isinstance(mask, Tensor)
+                    else "is no tensor"
                 )
+                raise ValueError(f"mask {shape}, but bool {tuple(x.shape[:2])} is expected")
             x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
         return x, state
 

@@ -35,6 +35,7 @@ from .folder import (
     read_shapes,
 )
 from .generation import Record, check_mask, mask_of_new, recorded, with_past
+from .inputs import CheckedInputs, check_embeds, check_labels, check_tensors, embed
 from .loss import IGNORED, cross_entropy
 from .rows import Rows, rows_of, starts_from_lengths, starts_from_positions
 
@@ -190,13 +191,17 @@ class MnemosModel(MnemosPreTrainedModel):
         """Hidden states as rows (R, L, D), how to restore the layout (None: it is (B, T)), the cache, every layer's states."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
+        if attention_mask is not None or position_ids is not None:
+            check_tensors(attention_mask=attention_mask, position_ids=position_ids)
+        if inputs_embeds is not None:
+            check_embeds(inputs_embeds, self.embed_tokens.weight)
         cache, use_cache = self._check_cache(past_key_values, use_cache)
-        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        if x.dim() != 3:
+        x = embed(self.embed_tokens, input_ids) if inputs_embeds is None else inputs_embeds  # ty: ignore[invalid-argument-type]
+        if x.dim() != 3 or not x.numel():
             given = ("input_ids", "(B, T)") if inputs_embeds is None else ("inputs_embeds", "(B, T, D)")
-            raise ValueError(
-                f"{given[0]} has {x.dim() - (inputs_embeds is None)} dimensions, but {given[1]} is expected"
-            )
+            dims = x.dim() - (inputs_embeds is None)
+            wrong = f"{dims} dimensions, but {given[1]} is" if x.dim() != 3 else "no token, but at least one is"
+            raise ValueError(f"{given[0]} has {wrong} expected")
         rows = self._rows(x, attention_mask, position_ids, cache, cu_seqlens)
         columns = x.shape[1]
         mask = None
@@ -272,7 +277,7 @@ class MnemosModel(MnemosPreTrainedModel):
         return x, mask, N
 
 
-class MnemosForCausalLM(MnemosPreTrainedModel, GenerationMixin):
+class MnemosForCausalLM(MnemosPreTrainedModel, CheckedInputs, GenerationMixin):
     """A language model of the family.
 
     >>> from mnemos.models import presets
@@ -330,8 +335,7 @@ class MnemosForCausalLM(MnemosPreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             shape = tuple(hidden.shape[:2]) if rows is None else rows.layout
-            if tuple(labels.shape) != shape:
-                raise ValueError(f"labels have shape {tuple(labels.shape)}, but {shape} is expected, as of the tokens")
+            check_labels(labels, shape, self.lm_head.weight.shape[0])
             loss = self._loss(hidden, labels if rows is None else rows.take(labels), rows, num_items_in_batch)
         logits = None
         if return_logits or (return_logits is None and not (self.training and labels is not None)):
@@ -393,9 +397,9 @@ class MnemosForCausalLM(MnemosPreTrainedModel, GenerationMixin):
         if kwargs.get("return_dict_in_generate", getattr(chosen, "return_dict_in_generate", False)):
             kwargs["record"] = Record()
             stopping_criteria = StoppingCriteriaList([*(stopping_criteria or ()), kwargs["record"]])
-        outputs = super().generate(inputs, generation_config, logits_processor, stopping_criteria, *args, **kwargs)  # ty: ignore[invalid-argument-type]
+        outputs = super().generate(inputs, generation_config, logits_processor, stopping_criteria, *args, **kwargs)
         if "record" in kwargs:
-            outputs.record = kwargs["record"]  # ty: ignore[invalid-assignment]
+            outputs.record = kwargs["record"]
         return outputs
 
     @torch.no_grad()

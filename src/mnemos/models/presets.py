@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..choices import unknown
 from .config import FIELDS, MEMORY_FIELDS, MnemosConfig
 
 
@@ -187,6 +188,10 @@ def config(name: str, size: str = "nano", **overrides) -> MnemosConfig:
         close = [match for field in unknown for match in difflib.get_close_matches(field, OVERRIDES, 3)]
         hint = f"; did you mean {', '.join(close)}?" if close else f"; there are {', '.join(OVERRIDES)}"
         raise ValueError(f"a config has no field {', '.join(unknown)}{hint}")
+    if not isinstance(overrides.get("memory") or {}, dict):
+        raise ValueError(
+            f"memory={overrides['memory']!r:.40} must hold names and values: memory={{depth: 3}}, or memory_depth=3"
+        )
     memory = {} if preset.memory is None else {"heads": shape.heads} | preset.memory
     fields: dict[str, Any] = {
         "layers": preset.block,
@@ -229,5 +234,5 @@ def count(config: MnemosConfig) -> int:
 
 def _known(what: str, name: str, table: dict):
     if name not in table:
-        raise ValueError(f"{what} {name!r} is unknown; choose one of {', '.join(table)}")
+        raise unknown(what, name, table)
     return table[name]

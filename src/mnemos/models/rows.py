@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..memory.checks import as_boundaries
+
 
 @dataclass
 class Rows:
@@ -64,8 +66,7 @@ def _documents(mask: Tensor, starts: Tensor) -> Rows:
 
 def starts_from_lengths(cu_seqlens: Tensor | list[int], shape: tuple[int, int]) -> Tensor:
     """Boundaries [0, end of document 1, …, T] of a single packed row -> (1, T), True where a document begins."""
-    if isinstance(cu_seqlens, list | tuple):
-        cu_seqlens = torch.tensor(cu_seqlens)
+    cu_seqlens = as_boundaries(cu_seqlens)
     bounds = cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) and cu_seqlens.dim() == 1 else None
     if bounds is None or cu_seqlens.is_floating_point() or shape[0] != 1:
         raise ValueError(

@@ -139,7 +139,8 @@ class QKProjection(nn.Module):
         held = cache.gram if self.window is None else cache.key
         if held is not None and held.dtype != dtype:
             cache = cache.to(dtype)
-        with torch.autocast(q.device.type, enabled=False):
+        kind = q.device.type  # the meta device has no autocast
+        with torch.autocast(kind if torch.amp.is_autocast_available(kind) else "cpu", enabled=False):
             gate = torch.ones(q.shape[:3], dtype=dtype, device=q.device) if gate is None else gate.to(dtype)
             if mask is not None:
                 gate = gate.masked_fill(~mask.unsqueeze(-1), 0.0)

@@ -149,7 +149,7 @@ def _samples(path: Path) -> list[dict[str, Any]]:
         try:
             sample = json.loads(line)
             found.append({"step": int(sample["step"]), "text": str(sample["text"])})
-        except (ValueError, KeyError, TypeError):  # a last line cut off by a crash
+        except (ValueError, KeyError, TypeError, RecursionError):  # a last line cut off by a crash
             continue
     return found[-SAMPLES:]
 

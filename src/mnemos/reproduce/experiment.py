@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from ..choices import unknown
 from ..eval.files import finite, read_json
 from ..models import presets
+from ..parsing import parse_yaml
 from ..whole import write_text
 
 Cell = dict[str, Any]
@@ -47,15 +47,15 @@ class Experiment:
         folder = Path(folder)
         path = folder / "config.yaml"
         try:
-            config = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError) as broken:
+            config = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+        except (OSError, UnicodeDecodeError) as broken:
             raise ValueError(f"{path} cannot be read: {broken}") from None
         lacking = [name for name in NEEDED if not isinstance(config, dict) or name not in config]
         if lacking:
             raise ValueError(f"{path} lacks {', '.join(lacking)}")
-        unknown = sorted(set(config) - FIELDS)
-        if unknown:
-            raise ValueError(f"{path} has unknown fields {', '.join(unknown)}; there are {', '.join(sorted(FIELDS))}")
+        extra = sorted(set(config) - FIELDS)
+        if extra:
+            raise ValueError(f"{path} has unknown fields {', '.join(extra)}; there are {', '.join(sorted(FIELDS))}")
         return cls(folder.name, folder, config)
 
     def cells(self, quick: bool = False) -> list[Cell]:
@@ -126,7 +126,5 @@ def find(name: str | None = None, root: str | Path = "experiments") -> list[Expe
         return [Experiment.load(folder) for folder in folders]
     chosen = [folder for folder in folders if folder.name == name]
     if not chosen:
-        raise ValueError(
-            f"experiment {name!r} is unknown; choose one of {', '.join(folder.name for folder in folders)}"
-        )
+        raise unknown("experiment", name, [folder.name for folder in folders])
     return [Experiment.load(chosen[0])]

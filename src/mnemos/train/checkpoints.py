@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import shutil
 import threading
 import warnings
 import zlib
@@ -32,8 +31,8 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from .distributed import World
 from .files import sync_folder, write_json
+from .ownership import CHECKPOINT, MANIFEST, PART, checkpoint_folders, remove_checkpoint
 
-MANIFEST = "manifest.json"
 warnings.filterwarnings(
     "ignore", message="torch.distributed is disabled"
 )  # a single process saves alone: that is meant
@@ -64,13 +63,22 @@ class Checkpoints:
         world.barrier()
 
     def _clear_away(self) -> None:
-        """What was half-written goes; what was whole, and only lacked its name, gets it."""
-        for part in self.folder.glob(".step-*.part"):
-            target = part.with_name(part.name.removeprefix(".").removesuffix(".part"))
+        """What was half-written, half-removed or abandoned goes; what was whole, and only lacked its name, gets it."""
+        for part in checkpoint_folders(self.folder):
+            match = PART.fullmatch(part.name)
+            if match is None:
+                continue
+            target = part.with_name(match[1])
             if not problem_of(part) and problem_of(target):
-                shutil.rmtree(target, ignore_errors=True)
-                part.rename(target)
-            shutil.rmtree(part, ignore_errors=True)
+                remove_checkpoint(target)
+                with contextlib.suppress(OSError):  # files of others are in its place
+                    part.rename(target)
+            if problem_of(part) or not problem_of(target):
+                remove_checkpoint(part)
+        for path in checkpoint_folders(self.folder):
+            if not (path / MANIFEST).exists():
+                remove_checkpoint(path)
+        self._remove_abandoned()
 
     def save(
         self, tensors: dict[str, Tensor], contents: Contents, best: float | None = None, wait: bool = False
@@ -84,7 +92,7 @@ class Checkpoints:
         problem = ""
         try:
             if self.world.first:
-                shutil.rmtree(part, ignore_errors=True)
+                remove_checkpoint(part)
                 (part / "tensors").mkdir(parents=True)
                 write_json(part / "state.json", contents.state | {"step": contents.step})
             self.world.barrier()
@@ -138,10 +146,10 @@ class Checkpoints:
             files = sorted(p for p in part.rglob("*") if p.is_file())
             write_json(part / MANIFEST, {str(p.relative_to(part)): [p.stat().st_size, _checksum(p)] for p in files})
             sync_folder(part, files=True)
-            if target.exists():
-                shutil.rmtree(target)
+            remove_checkpoint(target)
             part.rename(target)
             sync_folder(self.folder)
+            self._set_abandoned(self._abandoned() - {step})
             if best is not None and best < (self.best() or {"val_loss": math.inf})["val_loss"]:
                 write_json(self.folder.parent / "best.json", {"step": step, "val_loss": best})
         except OSError as error:
@@ -152,22 +160,40 @@ class Checkpoints:
 
     def _give_up(self, part: Path, step: int, why: str) -> None:
         if self.world.first:
-            shutil.rmtree(part, ignore_errors=True)
+            remove_checkpoint(part)
             self.say(f"no checkpoint of step {step}: {why}; earlier ones are kept, and training goes on")
 
     def _prune(self) -> None:
-        kept = {*self.steps()[-self.keep_last :], (self.best() or {}).get("step")}
+        kept = {*self.live_steps()[-self.keep_last :], (self.best() or {}).get("step")}
         for step in self.steps():
             if step not in kept:
-                shutil.rmtree(self.path(step), ignore_errors=True)
+                remove_checkpoint(self.path(step))
 
     def forget_after(self, step: int) -> None:
-        """Drop the checkpoints of a course that was given up, but for the best."""
+        """Drop the checkpoints of a course that was given up, but for the best, which no resume goes on from.
+
+        They are named in abandoned.json first: from then on, a kill at any moment leaves a run that resumes from `step` or before.
+        """
         if self.world.first:
-            for later in self.steps():
-                if later > step and later != (self.best() or {}).get("step"):
-                    shutil.rmtree(self.path(later), ignore_errors=True)
+            self._set_abandoned(self._abandoned() | {later for later in self.steps() if later > step})
+            self._remove_abandoned()
         self.world.barrier()
+
+    def _remove_abandoned(self) -> None:
+        """The newest first."""
+        abandoned = self._abandoned()
+        for step in sorted(abandoned - {(self.best() or {}).get("step")}, reverse=True):
+            remove_checkpoint(self.path(step))
+        self._set_abandoned(abandoned & {*self.steps()})
+
+    def _abandoned(self) -> set[int]:
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            return {int(step) for step in json.loads((self.folder.parent / "abandoned.json").read_text())}
+        return set()
+
+    def _set_abandoned(self, steps: set[int]) -> None:
+        if steps != self._abandoned():
+            write_json(self.folder.parent / "abandoned.json", sorted(steps))
 
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:06d}"
@@ -175,6 +201,10 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """Steps with a complete checkpoint, in order."""
         return checkpoint_steps(self.folder)
+
+    def live_steps(self) -> list[int]:
+        """Those of them that a run may go on from."""
+        return sorted({*self.steps()} - self._abandoned())
 
     def best(self) -> dict[str, Any] | None:
         """The best checkpoint's step and validation loss."""
@@ -185,7 +215,7 @@ class Checkpoints:
     ) -> tuple[Path, dict[str, Any]] | None:
         """Read the newest checkpoint (of `step` or before) that is whole into live tensors; those that are not are named."""
         self.finish()
-        steps = [s for s in self.world.tell(self.steps()) if step is None or s <= step]
+        steps = [s for s in self.world.tell(self.live_steps()) if step is None or s <= step]
         for candidate in reversed(steps):
             path = self.path(candidate)
             wrong = self.world.tell(problem_of(path) if self.world.first else "")
@@ -217,7 +247,8 @@ def tensor_shapes(path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
 
 def checkpoint_steps(folder: Path) -> list[int]:
     """Steps of the complete checkpoints of a folder."""
-    return sorted(int(p.name.removeprefix("step-")) for p in folder.glob("step-*") if (p / MANIFEST).exists())
+    named = ((CHECKPOINT.fullmatch(path.name), path) for path in folder.glob("step-*"))
+    return sorted(int(match[1]) for match, path in named if match and (path / MANIFEST).exists())
 
 
 def read_best(run: Path) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import yaml
 
 from ..data import DataConfig
+from ..parsing import parse_yaml
 from ..whole import write_text
 from .typed import build, check_choices, plain, whole
 
@@ -76,7 +77,7 @@ class ModelConfig:
             name, equals, value = item.partition("=")
             if not equals or not name:
                 raise ValueError(f"model.set={item!r} must have the form name=value, such as attention_window=128")
-            found[name.strip()] = yaml.safe_load(value)
+            found[name.strip()] = parse_yaml(value, f"the value of model.set={item!r:.60}")
         return found
 
 
@@ -238,6 +239,8 @@ class TrainConfig:
             value = getattr(getattr(self, part) if part else self, field_name)
             if value is not None:
                 whole(name, value, least)
+        if self.seed >= 2**63:
+            raise ValueError(f"seed={self.seed} must be below 2**63")
         for part in (self.optim, self.schedule, self.loss, self.parallel):
             check_choices(part)
         if self.dtype not in ("float32", "bfloat16"):
@@ -285,7 +288,7 @@ class TrainConfig:
         factor = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}.get(text[-1:], 1)
         try:
             budget = round(float(text[:-1] if factor > 1 else text) * factor)
-        except ValueError:
+        except (ValueError, OverflowError):  # inf has no whole number
             budget = 0
         if budget < 1:
             raise ValueError(f"tokens={self.tokens!r} must be a number such as 200M or 15B, or chinchilla")
@@ -310,9 +313,11 @@ class TrainConfig:
     def load(cls, path: str | os.PathLike) -> TrainConfig:
         """Read a YAML file."""
         try:
-            fields = yaml.safe_load(Path(path).read_text())
-        except (OSError, yaml.YAMLError, UnicodeDecodeError) as broken:
-            raise ValueError(f"{path} is not a readable config: {str(broken).splitlines()[0]}") from None
+            fields = parse_yaml(Path(path).read_text(encoding="utf-8"), "it")
+        except OSError as broken:
+            raise ValueError(f"{path} is not a readable config: {broken.strerror or broken}") from None
+        except ValueError as broken:
+            raise ValueError(f"{path} is not a readable config: {broken}") from None
         if not isinstance(fields, dict):
             raise ValueError(f"{path} is not a config: it must hold names and values, as runs/<name>/config.yaml does")
         return cls.from_dict(fields)

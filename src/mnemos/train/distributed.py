@@ -72,6 +72,12 @@ def open_device(device: str) -> torch.device:
         raise ValueError(f"device={device!r} is unknown; use auto, cpu, cuda or cuda:0") from None
     if place.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={device!r} is not there: torch sees no GPU")
+    if place.type == "meta":
+        raise ValueError("device='meta' holds no numbers; use auto, cpu, cuda or cuda:0")
+    try:
+        torch.empty(1, device=place)
+    except (RuntimeError, NotImplementedError, AssertionError):
+        raise ValueError(f"device={device!r} cannot be used on this machine; use auto, cpu, cuda or cuda:0") from None
     return place
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 
+from ..memory.checks import NotFiniteError
 from .config import CheckpointConfig
 
 
@@ -13,8 +14,8 @@ class TrainingFailed(RuntimeError):
 
 
 def not_finite(error: ValueError) -> bool:
-    """Whether a memory has refused gates that are NaN: it says so before a loss can be."""
-    return str(error).startswith("gates.") and "nan" in str(error)
+    """Whether a memory has refused numbers that are not finite, which happens before there is a loss."""
+    return isinstance(error, NotFiniteError) or (str(error).startswith("gates.") and "nan" in str(error))
 
 
 SMOOTHING = 0.1  # of the loss: about ten steps

@@ -128,7 +128,7 @@ class Keeper:
     def _last_good(self, limit: float | None) -> int:
         """The newest checkpoint whose smoothed loss was not on its way up; -1: none."""
         good = -1
-        for step in self.world.tell(self.checkpoints.steps()):
+        for step in self.world.tell(self.checkpoints.live_steps()):
             smoothed = json.loads((self.checkpoints.path(step) / "state.json").read_text())["guard"]["smoothed"]
             if limit is None or smoothed is None or smoothed <= limit:
                 good = step

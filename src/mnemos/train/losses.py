@@ -25,9 +25,11 @@ def predicted_tokens(batch: dict[str, Tensor]) -> int:
 
 
 def polarisation_loss(gates: list[Tensor]) -> Tensor:
-    """mean(1 - |2g - 1|) over gates in [0, 1]: 1 where all are undecided, 0 where all are open or closed.
+    """mean(1 - |2g - 1|) over gates in [0, 1]: 1 where all are undecided, 0 where all are open or closed, or where there is none.
 
     >>> polarisation_loss([torch.tensor([0.5, 1.0]), torch.tensor([0.0, 0.75])]).item()
     0.375
     """
+    if not gates:  # no layer has a gate between attention and memory, or memory is off
+        return torch.zeros(())
     return torch.cat([1 - (2 * g.flatten() - 1).abs() for g in gates]).mean()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
+from ..choices import unknown
 from .config import TrainConfig, merge
 
 
@@ -69,7 +69,5 @@ def recipe(config: TrainConfig, name: str) -> TrainConfig:
     0.0015
     """
     if name not in RECIPES:
-        close = difflib.get_close_matches(name, RECIPES, 1)
-        hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(RECIPES)}"
-        raise ValueError(f"recipe {name!r} is unknown; {hint}")
+        raise unknown("recipe", name, RECIPES)
     return merge(config, RECIPES[name][1])

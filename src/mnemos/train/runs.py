@@ -1,13 +1,15 @@
 """Runs on disk: their folders, their names, their numbers, and the models in them.
 
-runs/<name>/config.yaml  metrics.jsonl  best.json  samples.jsonl  tokenizer/  checkpoints/step-000500/
+runs/<name>/config.yaml  metrics.jsonl  best.json  samples.jsonl  abandoned.json  tokenizer/  checkpoints/step-000500/
 """
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +18,14 @@ from typing import Any
 import torch
 from filelock import BaseFileLock, FileLock, Timeout
 
+from ..whole import part_of
 from .checkpoints import checkpoint_steps, problem_of, read_best, read_tensors_into, tensor_shapes
 from .config import TrainConfig
 from .distributed import World
+from .ownership import check_name, check_own, check_records, clear_run, remove_leftovers
 from .telemetry import read_metrics
+
+STALE_SECONDS = 3600  # no export takes as long
 
 
 @dataclass
@@ -93,9 +99,13 @@ def new_name(folder: Path, wanted: str) -> str:
 
 
 def check_free(config: TrainConfig) -> None:
-    """Refuse to begin a run where one is."""
-    path = Path(config.folder) / (config.name or "")
-    if config.name and checkpoint_steps(path / "checkpoints"):
+    """Refuse to begin a run where one is, or where other files are."""
+    if config.name is None:
+        return
+    check_name(config.name)
+    path = Path(config.folder) / config.name
+    check_own(path)
+    if checkpoint_steps(path / "checkpoints"):
         raise ValueError(f"{path} holds a run already: go on with --resume {path}, or choose another name")
 
 
@@ -103,22 +113,27 @@ def prepare_folder(config: TrainConfig, world: World, resume: bool, tokenizer) -
     """The run's folder, locked, cleared and described by the first process; its name goes into the config."""
     lock, problem = None, ""
     if world.first:
-        config.name = config.name or _claim(Path(config.folder), f"{config.model.preset}-{config.model.size}")
         try:
-            lock = _lock(Path(config.folder) / config.name)
+            if config.name is None:
+                config.name = _claim(Path(config.folder), f"{config.model.preset}-{config.model.size}")
+            check_name(config.name)
+            path = Path(config.folder) / config.name
+            check_own(path)  # before the lock, which is a file
+            lock = _lock(path)
+            check_records(path)
             if not resume:
                 check_free(config)  # again: another process may have been faster
+                clear_run(path)
         except ValueError as wrong:
             problem = str(wrong)
+            if lock is not None:
+                lock.release()
     config.name, problem = world.tell((config.name, problem))
     if problem:
         raise ValueError(problem)
     path = Path(config.folder) / config.name
     if world.first:
-        if not resume:
-            shutil.rmtree(path / "checkpoints", ignore_errors=True)  # none is whole
-            for file in ("metrics.jsonl", "samples.jsonl", "best.json"):
-                (path / file).unlink(missing_ok=True)
+        remove_leftovers(path)
         config.save(path / "config.yaml")
         (path / "tokenizer").mkdir(exist_ok=True)
         tokenizer.save(path / "tokenizer")
@@ -222,7 +237,8 @@ def export(
         raise ValueError(f"{out} exists already and is not empty; choose another folder")
     model = load_model(run, checkpoint, average, allow_missing)
     out.parent.mkdir(parents=True, exist_ok=True)
-    part = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.part")
+    _remove_stale_exports(out)
+    part = out.with_name(f".{out.name}.{uuid.uuid4().hex[:16]}.part")
     try:
         model.config.use_cache = True
         model.save_pretrained(part)
@@ -239,6 +255,17 @@ def export(
         raise
     sync_folder(out.parent)
     return out
+
+
+def _remove_stale_exports(out: Path) -> None:
+    """What exports to this folder that were killed have left: of our naming, an hour old, and with nothing but files in it."""
+    for part in out.parent.glob(f".{glob.escape(out.name)}.*.part"):
+        if part_of(part.name) == out.name and part.is_dir() and not part.is_symlink():
+            with contextlib.suppress(OSError):
+                if time.time() - part.stat().st_mtime > STALE_SECONDS and all(
+                    file.is_file() for file in part.iterdir()
+                ):
+                    shutil.rmtree(part)
 
 
 def model_tensors(model, prefix: str) -> dict[str, torch.Tensor]:

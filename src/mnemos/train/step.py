@@ -85,7 +85,7 @@ class Stepper:
                 loss = self.forward(batch, items, self.carried if self.config.data.carry_state else None)
                 total = total + loss.detach()
                 objective = loss * self.spread.gradient_scale
-                if self.watch is not None and polarisation:
+                if self.watch is not None and polarisation and self.watch.values:
                     undecided = polarisation_loss(list(self.watch.values.values())) / accumulate
                     polar = polar + undecided.detach()
                     objective = objective + polarisation * undecided

@@ -87,9 +87,8 @@ class Metrics:
     ):
         self.path, self.trackers, self.say = folder / "metrics.jsonl", trackers, say
         self.unwritten, self.told = b"", False
-        if from_step is not None and self.path.exists():
-            kept = [line for line in self.path.read_text().splitlines() if _step_of(line) <= from_step]
-            write_text(self.path, "".join(f"{line}\n" for line in kept))
+        if from_step is not None:
+            cut_after(self.path, from_step)
         self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115
 
     def log(self, step: int, kind: str, **values: Any) -> None:
@@ -120,18 +119,24 @@ class Metrics:
             tracker.close()
 
 
+def cut_after(path: Path, step: int) -> None:
+    """Drop the lines of later steps, and those that are no records, from a file of JSON lines."""
+    if path.exists():
+        kept = [
+            line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if _step_of(line) <= step
+        ]
+        write_text(path, "".join(f"{line}\n" for line in kept))
+
+
 def read_metrics(folder: str | os.PathLike, kind: str | None = None) -> list[dict[str, Any]]:
     """The records of a run; a last line that was cut off by a crash is left out."""
-    records = []
-    path = Path(folder) / "metrics.jsonl"
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if kind is None or record.get("kind") == kind:
-            records.append(record)
-    return records
+    return [r for r in read_lines(Path(folder) / "metrics.jsonl") if kind is None or r.get("kind") == kind]
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a file of JSON lines, of samples.jsonl for instance; those that are damaged are left out."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ()
+    return [json.loads(line) for line in lines if math.isfinite(_step_of(line))]
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -157,9 +162,10 @@ def _finite(value: Any) -> Any:
 
 
 def _step_of(line: str) -> float:
+    """The step of a record; infinity for what is none."""
     try:
-        return json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError):
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError, RecursionError):
         return math.inf
 
 

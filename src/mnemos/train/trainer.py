@@ -17,7 +17,7 @@ from ..models import MnemosConfig, MnemosForCausalLM, presets
 from .carry import Carried
 from .checkpoints import Checkpoints
 from .config import TrainConfig
-from .control import MemoryDropout, compile_blocks, set_chunk_size
+from .control import MemoryDropout, compile_blocks, gates, set_chunk_size
 from .display import Display, Silent
 from .distributed import Spread, World, open_world
 from .guard import TrainingFailed
@@ -27,7 +27,7 @@ from .randomness import seed_everything
 from .runs import check_free, prepare_folder
 from .schedules import chunk_size, lr_factor, polarisation
 from .step import Stepper, StepResult
-from .telemetry import Metrics, Speed, flops_per_token, open_tracker
+from .telemetry import Metrics, Speed, cut_after, flops_per_token, open_tracker, read_lines, read_metrics
 from .watcher import Watcher, perplexity
 
 
@@ -99,6 +99,7 @@ class Trainer:
         self.metrics: Metrics | None = None
         self._unwritten: list[str] = []
         self._stop: str | None = None
+        self._recorded: set[str] = set()
         seed_everything(config.seed + self.world.rank)  # weights are alike everywhere, what is dropped is not
 
     def _model_config(self) -> MnemosConfig:
@@ -126,6 +127,8 @@ class Trainer:
         began, first = time.perf_counter(), self._begin()
         result: StepResult | None = None
         try:
+            if first is None:
+                return Result(self.path, self.progress.step, math.nan, self.progress.val_loss, False, True)
             with self._signals():
                 while self.progress.step < self.total:
                     result = self._one_step()
@@ -143,10 +146,18 @@ class Trainer:
             if self._lock is not None:
                 self._lock.release()
 
-    def _begin(self) -> int:
-        """The step to start from."""
+    def _begin(self) -> int | None:
+        """The step to start from; None where nothing is left to do."""
         found = self.keeper.restore(self.progress) if self.resume else None
         step = self.progress.step
+        if self.resume and self.world.first:
+            cut_after(self.path / "samples.jsonl", step)
+        self._recorded = self.world.tell(self._records_of_the_end()) if found is not None else set()
+        if self._recorded == {"validate", "sample"}:
+            self.display.say(
+                f"{self.path} is finished: {found} is its last step; --steps says how much further to train"
+            )
+            return None
         if self.world.first:
             kinds, settings = self.config.watch.trackers, self.config.to_dict()
             trackers = [open_tracker(kind, self.path, self.path.name, settings) for kind in kinds]
@@ -159,6 +170,19 @@ class Trainer:
         self.display.start(step)
         self.speed.start()
         return step
+
+    def _records_of_the_end(self) -> set[str]:
+        """What follows the last step and is in the record already, or not asked for; nothing before the last step."""
+        step, watch, found = self.progress.step, self.config.watch, set()
+        if step < self.total:
+            return found
+        validated = {record["step"] for record in read_metrics(self.path, "validate")}
+        sampled = {record["step"] for record in read_lines(self.path / "samples.jsonl")}
+        if not watch.validate_every or step in validated or next(iter(self.data.validation), None) is None:
+            found.add("validate")
+        if not watch.sample_tokens or step in sampled:
+            found.add("sample")
+        return found
 
     def _one_step(self) -> StepResult:
         config, progress, step = self.config, self.progress, self.progress.step
@@ -216,14 +240,15 @@ class Trainer:
 
     def _end(self, result: StepResult | None) -> Result:
         progress, stopped = self.progress, self.progress.step < self.total
-        if not stopped and self.config.watch.validate_every and not self._due(self.config.watch.validate_every):
+        every, validated = self.config.watch.validate_every, "validate" in self._recorded
+        if not stopped and every and not self._due(every) and not validated:
             self.validate()
-        saved = self.keeper.save(progress, wait=True)
+        saved = validated or self.keeper.save(progress, wait=True)
         if stopped:
             then = f"the checkpoint is written; go on with: mnemos train --resume {self.path}"
             who = self._stop or "another process"
             self.say(f"{who} stopped the run at step {progress.step}; {then if saved else 'no checkpoint was written'}")
-        else:
+        elif "sample" not in self._recorded:
             self.sample()
         loss = result.loss if result is not None else math.nan
         return Result(self.path, progress.step, loss, progress.val_loss, stopped, saved)
@@ -248,10 +273,17 @@ class Trainer:
             f"{config.model.preset} {config.model.size}: {self.size:,} parameters, {self.total:,} steps of "
             f"{config.tokens_per_step:,} tokens, {place} on {self.world.device.type}, into {self.path}"
         )
+        if config.loss.polarisation and not gates(self.model):
+            self.say(
+                f"loss.polarisation={config.loss.polarisation:g} has no effect: no layer of this model has a gate between "
+                "attention and memory that is a number per token"
+            )
         if hasattr(report, "why_skipped"):
             left_out = report.why_skipped()
             text = f"{report.documents:,} documents, {report.tokens:,} tokens of text"
             self.say(text + (f"; left out: {left_out}" if left_out else ""))
+            for note in report.notes:
+                self.say(note)
 
     def _due(self, every: int) -> bool:
         return bool(every) and self.progress.step % every == 0

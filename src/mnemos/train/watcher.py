@@ -90,9 +90,9 @@ class Watcher:
             return needle(self.spread.call, self.data.tokenizer, haystack, self.config.watch.probe_length, self.device)
 
     def sample(self) -> str:
-        """A continuation of the prompt."""
+        """A continuation of the prompt; of a document's end, where the prompt is empty."""
         watch, tokenizer = self.config.watch, self.data.tokenizer
-        ids = torch.tensor([tokenizer.encode(watch.prompt)], device=self.device)
+        ids = torch.tensor([tokenizer.encode(watch.prompt) or [tokenizer.eos_token_id]], device=self.device)
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices), self.evaluating():
             torch.manual_seed(self.config.seed)

@@ -1,14 +1,22 @@
-"""Independent pieces of work in parallel processes, each result handed over as it comes."""
+"""Independent pieces of work in parallel processes, each result handed over as it comes.
+
+Plain processes, not multiprocessing: those would look for modules in the working folder first, and import the user's script again.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
+import contextlib
 import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
+
+from ..interpreter import command
 
 
 def run_all(
@@ -16,42 +24,91 @@ def run_all(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Call work(*piece) for every piece; yield its index and its result, in the order in which they are done.
 
-    work: a function of a module, for processes are started afresh. A piece that raises has {"error": what it said} as its result; the
-    others go on. workers: processes, one per core by default; each has its share of the cores as threads, or what OMP_NUM_THREADS allows.
+    work: a function of a module that can be imported. A piece that raises has {"error": what it said} as its result; the others go on.
+    workers: processes, one per core by default; each has its share of the cores as threads, or what OMP_NUM_THREADS allows.
     """
     if not pieces:
         return
     cores = os.cpu_count() or 1
     workers = min(len(pieces), workers or cores)
-    # fork would copy torch's threads, which may hold locks
-    context = multiprocessing.get_context("spawn")
     threads = max(1, min(cores // workers, int((os.environ.get("OMP_NUM_THREADS") or str(cores)).split(",")[0])))
-    pool = ProcessPoolExecutor(workers, context, initializer=_prepare, initargs=(threads,))
-    try:
-        waiting = {pool.submit(work, *piece): index for index, piece in enumerate(pieces)}
-        while waiting:
-            for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                yield waiting.pop(future), _result(future)
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    waiting: queue.SimpleQueue = queue.SimpleQueue()
+    done: queue.SimpleQueue = queue.SimpleQueue()
+    for index, piece in enumerate(pieces):
+        waiting.put((index, pickle.dumps((work, piece))))
+    with contextlib.ExitStack() as stack:
+        for _ in range(workers):
+            process = stack.enter_context(_worker(threads))
+            threading.Thread(target=_feed, args=(process, waiting, done), daemon=True).start()
+        for _ in pieces:
+            index, result = done.get()
+            if result is None:
+                raise ValueError(
+                    "a worker process was killed, perhaps for want of memory; finished cells are kept: try fewer workers"
+                )
+            yield index, result
 
 
-def _result(future: Any) -> dict[str, Any]:
-    try:
-        return future.result()
-    except BrokenProcessPool:
-        raise ValueError(
-            "a worker process was killed, perhaps for want of memory; finished cells are kept: try fewer workers"
-        ) from None
-    except Exception as failed:
-        return {"error": f"{type(failed).__name__}: {failed}"}
+@contextlib.contextmanager
+def _worker(threads: int) -> Generator[subprocess.Popen]:
+    with subprocess.Popen(command(__name__), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdin
+            with contextlib.suppress(BrokenPipeError):
+                _send(process.stdin, threads)
+            yield process
+        finally:
+            process.kill()
 
 
-def _prepare(threads: int) -> None:
-    """A worker's threads; and its end, should the process that started it be killed: nothing else would tell it."""
+def _feed(process: subprocess.Popen, waiting: queue.SimpleQueue, done: queue.SimpleQueue) -> None:
+    """Give a process one piece after another; its results, or None for the piece at which it ended."""
+    assert process.stdin and process.stdout
+    while True:
+        try:
+            index, piece = waiting.get_nowait()
+        except queue.Empty:
+            return
+        try:
+            _send(process.stdin, piece)
+            done.put((index, pickle.load(process.stdout)))
+        except (OSError, EOFError, ValueError, pickle.UnpicklingError):
+            done.put((index, None))
+            return
+
+
+def _send(pipe, value: Any) -> None:
+    pickle.dump(value, pipe)
+    pipe.flush()
+
+
+def main() -> None:
+    """Serve pieces from stdin until it closes, which it does when the process that started this one ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started us
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print is no result
+    pieces: queue.SimpleQueue = queue.SimpleQueue()
+    threads = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_receive, args=(pieces,), daemon=True).start()
     import torch
 
     torch.set_num_threads(threads)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+    while True:
+        _send(out, _result(pieces.get()))
+
+
+def _receive(pieces: queue.SimpleQueue) -> None:
+    with contextlib.suppress(EOFError, pickle.UnpicklingError):
+        while True:
+            pieces.put(pickle.load(sys.stdin.buffer))
+    os._exit(1)
+
+
+def _result(piece: bytes) -> dict[str, Any]:
+    try:
+        work, arguments = pickle.loads(piece)
+        result = work(*arguments)
+        pickle.dumps(result)
+        return result
+    except Exception as failed:
+        return {"error": f"{type(failed).__name__}: {failed}"}

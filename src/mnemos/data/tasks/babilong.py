@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from ...choices import unknown
 from .background import Background
 from .text import encode
 
@@ -52,7 +53,7 @@ def story(task: str, seed: int = 0) -> Story:
     True
     """
     if task not in BABI_TASKS:
-        raise ValueError(f"task {task!r} is unknown; choose one of {', '.join(BABI_TASKS)}")
+        raise unknown("task", task, BABI_TASKS)
     rng = random.Random(f"{task}:{seed}")
     while True:
         made = BABI_TASKS[task](rng)

@@ -14,6 +14,7 @@ import numpy as np
 
 from .text import encode, sentences
 
+MAX_NAME = 255  # characters of a file's name
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 
 
@@ -79,14 +80,28 @@ def text_files(folder: Path) -> list[Path]:
     return sorted(p for p in folder.rglob("*") if p.suffix in (".txt", ".md") and p.is_file())
 
 
+def is_text(place: str | os.PathLike) -> bool:
+    """Whether a string is a text itself, not the name of a file: it has several lines, or is longer than a name may be.
+
+    >>> is_text("notes.txt"), is_text("First line.\\nSecond line.")
+    (False, True)
+    """
+    if not isinstance(place, str) or os.path.exists(place):
+        return False
+    return "\n" in place or (len(place) > MAX_NAME and " " in place)
+
+
 def read_texts(path: str | os.PathLike) -> list[str]:
-    """The text of a file, or of every .txt and .md file below a folder, in the order of their names."""
+    """The text of a file, or of every .txt and .md file below a folder, in the order of their names; a text itself is returned."""
+    if is_text(path):
+        return [str(path)]
     path = Path(path)
-    if path.is_dir():
+    if os.path.isdir(path):  # unlike Path.is_dir, not an error for a name that is too long
         files = text_files(path)
         if not files:
             raise ValueError(f"{path} has no .txt or .md file")
         return [p.read_text(encoding="utf-8", errors="replace") for p in files]
-    if not path.is_file():
-        raise ValueError(f"{path} is neither a file nor a folder")
+    if not os.path.isfile(path):
+        shown = str(path) if len(str(path)) <= MAX_NAME else f"{str(path)[:60]}…"
+        raise ValueError(f"{shown} is neither a file nor a folder; a text itself has more than one line")
     return [path.read_text(encoding="utf-8", errors="replace")]

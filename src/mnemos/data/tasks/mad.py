@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from ...choices import unknown
 from .examples import IGNORED, Examples, fraction, whole
 
 Row = tuple[list[int], list[int]]
@@ -58,7 +59,7 @@ def mad(task: str, num_examples: int, seed: int = 0, **settings) -> Examples:
     (2, 64)
     """
     if task not in MAD_TASKS:
-        raise ValueError(f"task {task!r} is unknown; choose one of {', '.join(MAD_TASKS)}")
+        raise unknown("task", task, MAD_TASKS)
     known = MAD_TASKS[task]
     return known.make(num_examples, seed=seed, **(known.baseline | settings))
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ...choices import unknown
 from .background import NOISE, Background
 from .text import encode
 from .words import ADJECTIVES, NOUNS
@@ -85,7 +86,7 @@ def needle(
     (1024, 10, True)
     """
     if task not in NEEDLE_TASKS:
-        raise ValueError(f"task {task!r} is unknown; choose one of {', '.join(NEEDLE_TASKS)}")
+        raise unknown("task", task, NEEDLE_TASKS)
     known, rng = NEEDLE_TASKS[task], random.Random(f"{task}:{seed}")
     if known.noise:
         background = Background(NOISE, tokenizer)

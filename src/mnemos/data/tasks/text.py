@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -31,9 +32,26 @@ def encode(tokenizer: Any, text: str) -> list[int]:
     >>> encode(ByteTokenizer(), "ab")
     [97, 98]
     """
+    check_tokenizer(tokenizer)
     if hasattr(tokenizer, "all_special_ids") or _takes_special(tokenizer):
         return list(tokenizer.encode(text, add_special_tokens=False))
     return list(tokenizer.encode(text))
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raise a ValueError for anything that cannot encode and decode, a tokenizer's name for instance.
+
+    >>> check_tokenizer("bytes")
+    Traceback (most recent call last):
+    ValueError: tokenizer is the string 'bytes', but must be a tokenizer: mnemos.data.open_tokenizer('bytes')
+    """
+    if isinstance(tokenizer, str | os.PathLike):
+        name = str(tokenizer)
+        raise ValueError(
+            f"tokenizer is the string {name!r:.80}, but must be a tokenizer: mnemos.data.open_tokenizer({name!r:.80})"
+        )
+    if not (hasattr(tokenizer, "encode") and hasattr(tokenizer, "decode")):
+        raise ValueError(f"tokenizer is a {type(tokenizer).__name__}, but must have encode(text) and decode(ids)")
 
 
 def _takes_special(tokenizer: Any) -> bool:

@@ -164,11 +164,11 @@ class NeuralMemory(engine.NeuralMemory):
         mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         trace: bool = False,
+        ns_steps: int | None = None,
         memory_state: engine.MemoryState | None = None,
         return_memory_state: bool = True,
         detach_mem_state: bool = False,
         return_surprises: bool = False,
-        ns_steps: int | None = None,
     ):
         """x (B, T, dim) -> y (B, T, dim) and the state; with `return_surprises`, also the `Surprises` of every token."""
         if state is not None and memory_state is not None:

@@ -1,0 +1,30 @@
+"""Sentences about names that do not exist: the nearest one that does, or all of them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(name: object, known: Iterable[object]) -> str | None:
+    """The known name most like `name`, upper and lower case alike; None where none is.
+
+    >>> nearest("titan-mag", ["titans-mag", "atlas"]), nearest("gpt", ["titans-mag", "atlas"])
+    ('titans-mag', None)
+    """
+    folded = {str(option).lower(): str(option) for option in known}
+    close = difflib.get_close_matches(str(name).lower(), folded, 1)
+    return folded[close[0]] if close else None
+
+
+def unknown(what: str, name: object, known: Iterable[object]) -> ValueError:
+    """The error for a name that is not among those known; `what` is a noun, or `argument=`.
+
+    >>> str(unknown("size", "nanoo", ["nano", "micro"]))
+    "size 'nanoo' is unknown; did you mean nano? Choose one of nano, micro"
+    """
+    known = [str(option) for option in known]
+    close = nearest(name, known)
+    hint = f"did you mean {close}? Choose" if close else "choose"
+    blank = "" if what.endswith("=") else " "
+    return ValueError(f"{what}{blank}{name!r:.80} is unknown; {hint} one of {', '.join(known)}")

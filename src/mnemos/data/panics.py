@@ -1,0 +1,50 @@
+"""Panics of the tokenizers library as errors: they are no `Exception`, and print a backtrace of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Generator
+
+PANIC = "PanicException"  # of pyo3_runtime, which cannot be imported
+
+
+class PanicError(ValueError):
+    """What a panic becomes."""
+
+
+@contextlib.contextmanager
+def panics_refused(sentence: str, quiet: bool = False) -> Generator[None]:
+    """A panic inside becomes a `PanicError`: `sentence`, and the panic's own words. quiet: without the backtrace on stderr; whatever
+    else was written there follows at the end."""
+    with _held_back() if quiet else contextlib.nullcontext():
+        try:
+            yield
+        except BaseException as broken:
+            if type(broken).__name__ != PANIC:
+                raise
+            raise PanicError(f"{sentence}: {str(broken).splitlines()[0] if str(broken) else PANIC}") from None
+
+
+@contextlib.contextmanager
+def _held_back() -> Generator[None]:
+    """Keeps what is written to file descriptor 2 until the block ends, and drops it where the block fails."""
+    try:
+        sys.stderr.flush()
+        before = os.dup(2)
+    except (OSError, AttributeError, ValueError):  # there is no stderr
+        yield
+        return
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+            if sys.exc_info()[0] is None:
+                file.seek(0)
+                with contextlib.suppress(OSError):
+                    os.write(2, file.read())

@@ -1,0 +1,137 @@
+"""The pages of a parquet column, by their headers alone: how large they are once they are unpacked.
+
+A value lies within one page, so that no value is larger. Headers are structs of Thrift's compact protocol (PageHeader of the parquet
+format), of which the fields named below are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, BinaryIO, NamedTuple
+
+HEADER_BYTES = (2**12, 2**24)  # what is read of a header, and what is read if that was not enough
+MAX_DEPTH = 16
+TYPE, UNPACKED, PACKED = 1, 2, 3  # fields of a page header
+ABOUT = {0: 5, 2: 7, 3: 8}  # type of a page -> field that describes it: data, dictionary, data of version 2
+DICTIONARY, COUNT, ENCODING, DELTA_BYTE_ARRAY = 2, 1, {0: 2, 3: 4}, 7
+
+
+class Page(NamedTuple):
+    """bytes: unpacked. values: how many, nulls included. expands: whether its values may be larger together than the page."""
+
+    bytes: int
+    values: int
+    expands: bool
+
+
+def read_pages(file: BinaryIO, start: int, stop: int) -> list[Page]:
+    """The pages between two places of a file, in order; ValueError where there are none."""
+    pages = []
+    while start < stop:
+        for size in HEADER_BYTES:
+            file.seek(start)
+            header = _Header(file.read(size))
+            try:
+                fields = header.struct()
+                break
+            except IndexError:
+                continue
+        else:
+            raise ValueError(f"there is no page header at byte {start}")
+        kind, unpacked, packed = (fields.get(name, -1) for name in (TYPE, UNPACKED, PACKED))
+        about = fields.get(ABOUT.get(kind, -1), {})
+        if not isinstance(about, dict) or min(unpacked, packed) < 0:
+            raise ValueError(f"there is no page header at byte {start}")
+        expands = kind == DICTIONARY or about.get(ENCODING.get(kind, -1)) == DELTA_BYTE_ARRAY
+        pages.append(Page(unpacked, max(0, about.get(COUNT, 0)), expands))
+        start += header.place + packed
+    return pages
+
+
+def bytes_of_rows(pages: Sequence[Page], rows: int) -> int:
+    """The most that `rows` consecutive values can take: every page they may touch, and copies of what expands.
+
+    >>> bytes_of_rows([Page(100, 10, False)] * 9, 11), bytes_of_rows([Page(100, 10, True)], 11)
+    (200, 1100)
+    """
+    worst = rows * max((page.bytes for page in pages if page.expands), default=0)
+    plain = [page for page in pages if not page.expands]
+    first = total = inside = 0  # inside: values of the pages between the first and the last of a window
+    for last, page in enumerate(plain):
+        total += page.bytes
+        inside += plain[last - 1].values if last > first + 1 else 0
+        while last > first and inside > max(0, rows - 2):
+            total -= plain[first].bytes
+            first += 1
+            inside -= plain[first].values if first < last else 0
+        if last > first and rows == 1:
+            total, first, inside = page.bytes, last, 0
+        worst = max(worst, total)
+    return worst
+
+
+class _Header:
+    """Bytes of a struct, read from the front; an IndexError where they end too early."""
+
+    def __init__(self, raw: bytes):
+        self.raw, self.place = raw, 0
+
+    def struct(self, depth: int = 0) -> dict[int, Any]:
+        """The whole numbers and structs among a struct's fields, by field; everything else is passed over."""
+        if depth > MAX_DEPTH:
+            raise ValueError("a page header is nested too deeply")
+        found: dict[int, Any] = {}
+        field = 0
+        while (byte := self._byte()) != 0:
+            field = field + (byte >> 4) if byte >> 4 else self._zigzag()
+            value = self._value(byte & 15, depth)
+            if value is not None:
+                found[field] = value
+        return found
+
+    def _value(self, kind: int, depth: int) -> Any:
+        if kind in (4, 5, 6):  # whole numbers of 16, 32 and 64 bits
+            return self._zigzag()
+        if kind in (3, 7):  # a byte; a float of 64 bits
+            self._skip(1 if kind == 3 else 8)
+        elif kind == 8:  # bytes or text
+            self._skip(self._varint())
+        elif kind in (9, 10):  # a list or set
+            byte = self._byte()
+            count = byte >> 4 if byte >> 4 < 15 else self._varint()
+            for _ in range(count):
+                self._element(byte & 15, depth)
+        elif kind == 12:
+            return self.struct(depth + 1)
+        elif kind not in (1, 2):  # true and false have no bytes
+            raise ValueError(f"a page header has a field of unknown type {kind}")
+        return None
+
+    def _element(self, kind: int, depth: int) -> None:
+        self._skip(1) if kind in (1, 2) else self._value(kind, depth + 1)
+        if depth > MAX_DEPTH:
+            raise ValueError("a page header is nested too deeply")
+
+    def _byte(self) -> int:
+        self.place += 1
+        return self.raw[self.place - 1]
+
+    def _skip(self, count: int) -> None:
+        self.place += count
+        if self.place > len(self.raw):
+            raise IndexError
+
+    def _varint(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self._byte()
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+            if shift > 63:
+                raise ValueError("a page header has a number of more than 64 bits")
+
+    def _zigzag(self) -> int:
+        value = self._varint()
+        return value >> 1 ^ -(value & 1)

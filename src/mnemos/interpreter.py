@@ -1,0 +1,24 @@
+"""Python processes of our own: they look for modules where this process does, and never in the working folder before that."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def command(module: str) -> list[str]:
+    """The command that calls `module.main()` in a process of its own.
+
+    `python -m` and `python -c` put the working folder first on the path, so that a numpy.py in it would run. Here the path is this
+    process's path, set before anything is imported. (Python's own switch for this, -P, is younger than 3.10.)
+
+    >>> command("mnemos.data.processes")[-1].endswith("from mnemos.data.processes import main; main()")
+    True
+    """
+    paths = [os.path.abspath(path) for path in sys.path if path]  # "" is the working folder
+    package = str(Path(__file__).parents[1])
+    paths += [] if package in paths else [package]
+    code = f"import sys; sys.path[:] = {paths!r}; from {module} import main; main()"
+    flags = {"-I": sys.flags.isolated, "-E": sys.flags.ignore_environment, "-s": sys.flags.no_user_site}
+    return [sys.executable, *(flag for flag, is_set in flags.items() if is_set), "-c", code]
