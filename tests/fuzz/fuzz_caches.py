@@ -51,13 +51,13 @@ def tensors_of(cache: MnemosCache) -> dict[str, torch.Tensor]:
 
 def form_of(cache: MnemosCache) -> dict:
     """Shapes without rows, but for what grows with the tokens read, and settings."""
-    form, growing = {}, cache.grows
+    form = {}
     for i, layer in enumerate(cache.layers):
         for name, state in layer.items():
             tensors, settings = to_tensors(state)
             form[f"{i}.{name}"] = {key: value for key, value in settings.items() if key not in ("inplace", "spare")}
             for key, x in tensors.items():
-                grows = growing and (key.startswith("pairs.") or settings.get("window", 1) is None)
+                grows = key.startswith("pairs.") or getattr(state, "window", 1) is None
                 form[f"{i}.{name}.{key}"] = (tuple(x.shape[2 if grows else 1 :]), x.is_floating_point())
     return form
 

@@ -87,7 +87,7 @@ def parse(data: bytes) -> Raw:
         name: Stored(x["dtype"], tuple(x["shape"]), body[slice(*x["data_offsets"])])
         for name, x in sorted(head.items(), key=lambda item: item[1]["data_offsets"])
     }
-    return Raw(tensors, metadata)
+    return Raw(tensors, dict(sorted(metadata.items())))  # safetensors writes them in any order
 
 
 def dump(value: Any) -> str:
