@@ -166,8 +166,8 @@ def open_tokenizer(name: str, eos_token: str | None = None) -> Tokenizer:
     if os.path.isdir(path) and name.strip():
         if not any(path.glob("*token*")) and not any(path.glob("vocab*")):
             raise ValueError(f"tokenizer {name!r} is a folder without a tokenizer.json: name a folder that has one")
-        config = read_json(path / "tokenizer_config.json") or {}
-        if config.get("mnemos_tokenizer") == "bytes":
+        config = read_json(path / "tokenizer_config.json")
+        if isinstance(config, dict) and config.get("mnemos_tokenizer") == "bytes":
             return ByteTokenizer()
     elif name.startswith((".", "/", "~")) or name.endswith(".json") or not name.strip():
         raise ValueError(
