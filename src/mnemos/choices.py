@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+CUTOFF = 0.7  # of difflib's ratio: qa6 is not near qa5
+
 
 def nearest(name: object, known: Iterable[object]) -> str | None:
     """The known name most like `name`, upper and lower case alike; None where none is.
@@ -13,7 +15,7 @@ def nearest(name: object, known: Iterable[object]) -> str | None:
     ('titans-mag', None)
     """
     folded = {str(option).lower(): str(option) for option in known}
-    close = difflib.get_close_matches(str(name).lower(), folded, 1)
+    close = difflib.get_close_matches(str(name).lower(), folded, 1, CUTOFF)
     return folded[close[0]] if close else None
 
 

@@ -111,10 +111,7 @@ def test_the_sigmoid_gate_only_attenuates_attention():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (
-            dict(name="titan"),
-            r"preset 'titan' is unknown; did you mean titans-\w+\? Choose one of titans-lmm, titans-mac",
-        ),
+        (dict(name="titan"), r"preset 'titan' is unknown; choose one of titans-lmm, titans-mac"),
         (dict(name="atlas", size="7b"), r"size '7b' is unknown; choose one of nano, micro"),
         (dict(name="atlas", memory_windw=3), r"no field memory_windw; did you mean memory_window"),
         (dict(name="atlas", whatever=3), r"no field whatever; there are"),

@@ -96,7 +96,7 @@ def attend(position=None, key=None, value=None, x=None, heads=4, window=8, persi
         dict(out=torch.randn(33, 32)),
         dict(out=torch.randn(32, 31)),
     ],
-    ids=str,
+    ids=lambda wrong: "-".join(f"{k}={getattr(v, 'shape', v)}" for k, v in wrong.items()),
 )
 def test_the_attention_kernel_refuses_arrays_that_are_too_small(wrong):
     assert attend().shape == (2, 1, 32)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..choices import unknown
+from ..choices import nearest
 from ..models import MnemosConfig
 
 FULL = "full"
@@ -98,7 +98,9 @@ def overrides(name: str, config: MnemosConfig) -> dict[str, Any]:
     if name == FULL:
         return {}
     if name not in ABLATIONS:
-        raise unknown("ablation", name, ABLATIONS)
+        close = nearest(name, ABLATIONS)
+        hint = f"did you mean {close}? Choose" if close else "choose"
+        raise ValueError(f"ablation {name!r} is unknown; {hint} from {', '.join(ABLATIONS)}")
     row = ABLATIONS[name]
     if not row.has(config):
         raise ValueError(

@@ -82,9 +82,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print("mnemos: out of memory: choose a smaller model, batch or length", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("mnemos: stopped", file=sys.stderr)
-        return 130
     except ImportError as missing:
         if (missing.name or "").split(".")[0] != "transformers":
             raise

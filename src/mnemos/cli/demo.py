@@ -22,4 +22,6 @@ def demo(output: Path = Path("runs/demo"), seconds: float = 170.0, seed: int = 0
 
     if not seconds > 0:
         raise ValueError(f"seconds={seconds!r} must be > 0")
+    if seed < 0:
+        raise ValueError(f"seed={seed} must be 0 or more")
     run(output, Plan(seconds=seconds, course=dataclasses.replace(Course(), seed=seed)))

@@ -165,7 +165,9 @@ def open_tokenizer(name: str, eos_token: str | None = None) -> Tokenizer:
         return _from_file(path, name, eos_token)
     if os.path.isdir(path) and name.strip():
         if not any(path.glob("*token*")) and not any(path.glob("vocab*")):
-            raise ValueError(f"tokenizer {name!r} is a folder without a tokenizer.json: name a folder that has one")
+            raise ValueError(
+                f"tokenizer {name!r} is a folder, but transformers cannot give it: there is no tokenizer.json"
+            )
         config = read_json(path / "tokenizer_config.json")
         if isinstance(config, dict) and config.get("mnemos_tokenizer") == "bytes":
             return ByteTokenizer()

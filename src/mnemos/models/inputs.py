@@ -51,7 +51,7 @@ def check_embeds(x: Any, weight: Tensor) -> None:
         raise ValueError(f"inputs_embeds {kind}, but {wanted} is expected: token ids go in as input_ids")
     if x.dim() == 3 and x.shape[2] != weight.shape[1]:
         raise ValueError(f"inputs_embeds has shape {tuple(x.shape)}, but {wanted} is expected")
-    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+    if x.dim() == 3 and x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
         raise ValueError(
             f"inputs_embeds has type {x.dtype}, but the model's weights are {weight.dtype}; convert one, or use torch.autocast"
         )
