@@ -89,7 +89,20 @@ def drop_tensor(rng: Random, raw: Raw) -> None:
 
 def rename_tensor(rng: Random, raw: Raw) -> None:
     name = rng.choice(list(raw.tensors))
-    new = rng.choice([name + ".0", name[:-1], "", "conv", "weights.9", "0.memory.junk", name.replace("0", "1", 1), "é"])
+    new = rng.choice(
+        [
+            name + ".0",
+            name[:-1],
+            "",
+            "conv",
+            "weights.9",
+            "0.memory.junk",
+            name.replace("0", "1", 1),
+            "é",
+            "a\nb",
+            "x" * 900,
+        ]
+    )
     raw.tensors[new] = raw.tensors.pop(name)
 
 

@@ -107,6 +107,9 @@ STATES: dict[str, tuple[str, Change]] = {
     ),
     "conv-missing": ("mlp", dropped("conv")),
     "dtype-of-two-lines": ("mlp", claims("weights.0", dtype="a\nb")),
+    "name-of-two-lines": ("mlp", lambda raw: raw.tensors.update({"a\nb": raw.tensors["conv"]})),
+    "weights-of-eight-bits": ("mlp", retyped("weights.0", "F8_E4M3")),
+    "shape-beyond-all-strides": ("mlp", claims("conv", shape=[2**62, 2**40, 0])),
     "spec-of-wide-chunks": ("mlp", setting("spec", ["chunk_size"], 2**20)),
     "spec-of-wide-window": ("mlp", setting("spec", ["window"], 2**20)),
 }
@@ -150,6 +153,9 @@ CACHES: dict[str, tuple[str, Change]] = {
     "layer-missing": ("swa", setting("states", ["0.attention"], ...)),
     "states-missing": ("swa", setting("states", [], {})),
     "kind-of-another": ("swa", setting("states", ["0.attention", "kind"], "QKCache")),
+    "kind-of-two-lines": ("swa", setting("states", ["0.attention"], "a\nb")),
+    "length-of-two-lines": ("swa", lambda raw: raw.metadata.update(length='"a\\nb"')),
+    "config-of-number-dtype": ("swa", setting("config", ["dtype"], 1e-45)),
     "length-negative": ("swa", lambda raw: raw.metadata.update(length="-9")),
     "length-largest": ("swa", lambda raw: raw.metadata.update(length=str(2**40))),
     "config-of-long-message": ("swa", setting("config", ["dropout"], list(range(300)))),
@@ -179,6 +185,8 @@ MODEL_FILES: dict[str, tuple[str, str, Any]] = {
     "tokenizer-number": ("mag", "tokenizer.json", lambda data: b"3"),
     "tokenizer-list": ("mag", "tokenizer.json", lambda data: b"[]"),
     "tokenizer-without-model": ("mag", "tokenizer.json", {"model": None}),
+    "tokenizer-config-number": ("mag", "tokenizer_config.json", lambda data: b"3"),
+    "config-of-long-message": ("mag", "config.json", {"gate_init": list(range(300))}),
     "tokenizer-config-list": ("mag", "tokenizer_config.json", lambda data: b"[]"),
     "generation-config-number": ("mag", "generation_config.json", lambda data: b"3"),
     "generation-config-words": ("mag", "generation_config.json", {"max_new_tokens": "x", "eos_token_id": "y"}),
@@ -191,6 +199,7 @@ MODEL_WEIGHTS: dict[str, tuple[str, Change]] = {
         lambda raw: raw.tensors.update({"model.norm.weight": resized(raw.tensors["model.norm.weight"], 0, 5)}),
     ),
     "tensor-of-whole-numbers": ("mag", retyped("model.norm.weight", "I64")),
+    "tensor-of-two-lines": ("mag", lambda raw: raw.tensors.update({"a\nb": raw.tensors["model.norm.weight"]})),
     "tensor-unknown": ("mag", lambda raw: raw.tensors.update(junk=raw.tensors["model.norm.weight"])),
 }
 NAMED = {"state": tuple(STATES), "cache": tuple(CACHES), "model": (*MODEL_FILES, *MODEL_WEIGHTS)}

@@ -168,8 +168,8 @@ def open_tokenizer(name: str, eos_token: str | None = None) -> Tokenizer:
             raise ValueError(
                 f"tokenizer {name!r} is a folder, but transformers cannot give it: there is no tokenizer.json"
             )
-        config = read_json(path / "tokenizer_config.json") or {}
-        if config.get("mnemos_tokenizer") == "bytes":
+        config = read_json(path / "tokenizer_config.json")
+        if isinstance(config, dict) and config.get("mnemos_tokenizer") == "bytes":
             return ByteTokenizer()
     elif name.startswith((".", "/", "~")) or name.endswith(".json") or not name.strip():
         raise ValueError(

@@ -99,7 +99,7 @@ class NeuralMemoryConfig:
 
     def __post_init__(self):
         if self.backend not in BACKENDS:
-            raise ValueError(f"backend={self.backend!r} is unknown; choose one of {', '.join(map(repr, BACKENDS))}")
+            raise ValueError(f"backend={self.backend!r:.60} is unknown; choose one of {', '.join(map(repr, BACKENDS))}")
         for name, least in (
             ("dim", 1),
             ("heads", 1),
@@ -111,46 +111,48 @@ class NeuralMemoryConfig:
             value = getattr(self, name)
             optional = name not in ("dim", "gate_hidden")
             if not (optional and value is None) and (type(value) is not int or value < least):
-                raise ValueError(f"{name}={value!r} must be {'None or ' if optional else ''}a whole number >= {least}")
+                raise ValueError(
+                    f"{name}={value!r:.60} must be {'None or ' if optional else ''}a whole number >= {least}"
+                )
         if None in (self.key_dim, self.value_dim) and self.dim % self.head_count:
             raise ValueError(f"heads={self.heads} must divide dim={self.dim} (or give key_dim and value_dim)")
         self.spec  # noqa: B018 — raises for combinations that no memory has, such as anchor="token" with an mlp
         if self.qk_norm not in QK_NORMS:
-            raise ValueError(f"qk_norm={self.qk_norm!r} is unknown; choose one of {', '.join(map(repr, QK_NORMS))}")
+            raise ValueError(f"qk_norm={self.qk_norm!r:.60} is unknown; choose one of {', '.join(map(repr, QK_NORMS))}")
         if self.retain not in (True, False, "fixed"):
-            raise ValueError(f"retain={self.retain!r} is unknown; choose one of True, False, 'fixed'")
+            raise ValueError(f"retain={self.retain!r:.60} is unknown; choose one of True, False, 'fixed'")
         parts = [] if self.gate == "none" else str(self.gate).split("*")
         if not set(parts) <= set(GATES) or len(parts) != len(set(parts)):
             raise ValueError(
-                f"gate={self.gate!r} is unknown; it is 'none' or a product of {', '.join(GATES)}: 'token*decay'"
+                f"gate={self.gate!r:.60} is unknown; it is 'none' or a product of {', '.join(GATES)}: 'token*decay'"
             )
         if "decay" in parts and self.window == 1:
-            raise ValueError(f"gate={self.gate!r} needs window > 1: with window=1 there is no lag to decay over")
+            raise ValueError(f"gate={self.gate!r:.60} needs window > 1: with window=1 there is no lag to decay over")
         for name in ("momentum_init", "retain_init", "gate_init", "decay_init"):
             value = getattr(self, name)
             if value is not None and not (is_number(value) and 0 < value < 1):
-                raise ValueError(f"{name}={value!r} must lie between 0 and 1, ends excluded")
+                raise ValueError(f"{name}={value!r:.60} must lie between 0 and 1, ends excluded")
         scale = self.start_scale
         if not (scale is None or (is_number(scale) and 0 < scale < float("inf"))):
-            raise ValueError(f"start_scale={scale!r} must be None or a number > 0")
+            raise ValueError(f"start_scale={scale!r:.60} must be None or a number > 0")
         for name in ("max_lr", "value_bound"):
             value = getattr(self, name)
             if not (value is None or (is_number(value) and value > 0)):
-                raise ValueError(f"{name}={value!r} must be None or > 0")
+                raise ValueError(f"{name}={value!r:.60} must be None or > 0")
         for name in ("learned_start", "read_start", "output_gate"):
             if type(getattr(self, name)) is not bool:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be True or False")
+                raise ValueError(f"{name}={getattr(self, name)!r:.60} must be True or False")
         if not (is_number(self.lr_start) and 0 < self.lr_start < self.lr_ceiling):
             raise ValueError(
-                f"lr_init={self.lr_init!r} must lie between 0 and max_lr={self.lr_ceiling:g}, ends excluded"
+                f"lr_init={self.lr_init!r:.60} must lie between 0 and max_lr={self.lr_ceiling:g}, ends excluded"
             )
         if not (is_number(self.eps) and self.eps > 0):
-            raise ValueError(f"eps={self.eps!r} must be > 0")
+            raise ValueError(f"eps={self.eps!r:.60} must be > 0")
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov=True looks ahead along the momentum: it needs momentum=True")
         if not self.learned_start and len(self.spec.network.shapes()) > 1:
             raise ValueError(
-                f"learned_start=False starts all weights at 0, from where structure={self.structure!r} with its "
+                f"learned_start=False starts all weights at 0, from where structure={self.structure!r:.60} with its "
                 f"{len(self.spec.network.shapes())} fast maps can never move; use structure='linear' or learned_start=True"
             )
 

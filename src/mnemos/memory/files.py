@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -29,6 +30,13 @@ def one_line(error: BaseException) -> str:
     return text if len(text) <= 240 else f"{text[:240]} ..."
 
 
+def check_names(path: str | os.PathLike, names: Iterable[str]) -> None:
+    """Refuse names of tensors that later errors could not quote on one line."""
+    for name in names:
+        if not name.isprintable():
+            raise ValueError(f"{path} names a tensor {name!r:.60}, but a name of printable characters is expected")
+
+
 def read_tensors(
     path: str | os.PathLike, what: str, form: str, device: torch.device | str
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -41,6 +49,7 @@ def read_tensors(
         raise
     except (SafetensorError, OSError, ValueError, RuntimeError) as broken:
         raise ValueError(f"{path} is not a readable {what}: {one_line(broken)}") from None
+    check_names(path, tensors)
     if header.get("format") != form:
         raise ValueError(f"{path} is not a {what} of this version ({form})")
     return tensors, header

@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from ..memory.files import check_names as printable_names
 from ..memory.files import one_line
 
 INDEX = "model.safetensors.index.json"
@@ -92,6 +93,7 @@ def read_shapes(files: Iterable[str | os.PathLike]) -> Shapes:
                     found[name] = (tuple(tensor.get_shape()), tensor.get_dtype())
         except (SafetensorError, OSError, ValueError, RuntimeError) as broken:
             raise ValueError(f"{path} is damaged or cut off: {one_line(broken)}") from None
+        printable_names(path, found)
     return found
 
 

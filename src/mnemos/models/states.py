@@ -49,7 +49,7 @@ def from_tensors(
     """The state that `to_tensors` took apart, if it has this form; `path` is where it came from."""
     name = form.kind.__name__
     if not isinstance(about, dict) or about.get("kind") != name:
-        raise ValueError(f"{path} does not fit its own header: a {name} is expected, not {str(about)[:60]}")
+        raise ValueError(f"{path} does not fit its own header: a {name} is expected, not {about!r:.60}")
     if form.shapes is None:
         memory = config.memory_config
         spec, width = memory.spec, memory.conv_width
