@@ -85,3 +85,11 @@ def test_memory_keywords_override_a_saved_config_and_are_no_attributes(tmp_path)
     assert config.memory == {"window": 5, "depth": 2} and config.attention_window == 7
     with pytest.raises(ValueError, match=r"set config.memory\['window'\]"):
         config.memory_window = 4
+
+
+def test_an_attribute_that_a_tool_sets_does_not_keep_a_saved_config_from_opening(tmp_path):
+    config = MnemosConfig(hidden_size=32, memory_window=4)
+    config.note = "set by somebody's training loop"
+    config.save_pretrained(tmp_path)
+    opened = MnemosConfig.from_pretrained(tmp_path)
+    assert opened.memory["window"] == 4 and not hasattr(opened, "note")

@@ -240,8 +240,12 @@ class MnemosConfig(PreTrainedConfig):
         return super().from_dict(config_dict | choices, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
-        """`use_cache` is a choice of a call, never of a checkpoint: transformers' Trainer sets it to False before it saves."""
-        return super().to_dict() | {"use_cache": True}
+        """All fields, and transformers' own. Attributes that other tools set are left out: a file with them would not open.
+
+        `use_cache` is a choice of a call, never of a checkpoint: transformers' Trainer sets it to False before it saves.
+        """
+        known = {*FIELDS, *TRANSFORMERS_KEYWORDS}
+        return {name: value for name, value in super().to_dict().items() if name in known} | {"use_cache": True}
 
 
 FIELDS = tuple(MnemosConfig.__annotations__)
