@@ -28,7 +28,7 @@ from random import Random
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parent.parent / "src"
-KINDS = ("state", "cache", "model")
+KINDS = ("state", "cache", "model", "config")
 CASE_SECONDS = 20
 MEMORY_BYTES = 4 << 30  # on top of what the process has mapped at its start
 LONGEST_MESSAGE = 600  # characters; a list of all choices of a memory has about 450
@@ -41,8 +41,10 @@ def target_of(kind: str):
         from fuzz_states import States as Kind
     elif kind == "cache":
         from fuzz_caches import Caches as Kind
-    else:
+    elif kind == "model":
         from fuzz_models import Models as Kind
+    else:
+        from fuzz_configs import Configs as Kind
     return Kind()
 
 
@@ -257,6 +259,8 @@ def run_named(kind: str, names: str = "all", **arguments) -> dict[str, str | Non
     from fuzz_regressions import NAMED, PLANS
 
     faults: dict[str, str | None] = {}
+    if kind not in NAMED:
+        raise SystemExit(f"--named goes with --kind {', '.join(NAMED)}")
     asked = [i for i, name in enumerate(NAMED[kind]) if names == "all" or name in names.split(",")]
     for first, end in [(0, len(NAMED[kind]))] if names == "all" else [(i, i + 1) for i in asked]:
         report = supervise(

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import reprlib
 import types
 import typing
 from typing import Any
+
+
+SHORT = reprlib.Repr()  # never walks a value whole: YAML aliases make a value of some lines as large as they like
+SHORT.maxlevel, SHORT.maxlist, SHORT.maxdict, SHORT.maxstring, SHORT.maxother = 3, 4, 4, 40, 40
+
+
+def short(value: Any) -> str:
+    """How an error quotes a value.
+
+    >>> short("ten"), short([[[[1]]]]), short(list(range(100)))
+    ("'ten'", '[[[...]]]', '[0, 1, 2, 3, ...]')
+    """
+    return SHORT.repr(value)[:60]
 
 
 def plain(value: Any) -> Any:
@@ -18,7 +32,7 @@ def plain(value: Any) -> Any:
 def build(cls, fields: Any, where: str):
     """A dataclass from a dictionary, nested ones too; lists become the tuples that were written."""
     if not isinstance(fields, dict):
-        raise ValueError(f"{where.rstrip('.') or 'the config'} must hold names and values, not {fields!r:.40}")
+        raise ValueError(f"{where.rstrip('.') or 'the config'} must hold names and values, not {short(fields)}")
     hints = typing.get_type_hints(cls)
     known = {f.name: f for f in dataclasses.fields(cls)}
     values = {}
@@ -49,9 +63,11 @@ def _typed(kind, value: Any, where: str) -> Any:
                 except ValueError:
                     continue
         raise ValueError(
-            f"{where}={value!r:.40} must be {' or '.join('nothing' if o is type(None) else getattr(o, '__name__', str(o)) for o in options)}"
+            f"{where}={short(value)} must be {' or '.join('nothing' if o is type(None) else getattr(o, '__name__', str(o)) for o in options)}"
         )
-    if origin is tuple and isinstance(value, list | tuple):
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"{where}={short(value)} must be a list")
         inner = typing.get_args(kind)
         inner = inner[:1] * len(value) if len(inner) == 2 and inner[1] is Ellipsis else inner
         if len(inner) != len(value):
@@ -65,10 +81,10 @@ def _typed(kind, value: Any, where: str) -> Any:
     if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     if kind in (int, bool, str, float) and type(value) is not kind:
-        raise ValueError(f"{where}={value!r:.40} must be of type {kind.__name__}")
+        raise ValueError(f"{where}={short(value)} must be of type {kind.__name__}")
     if origin is typing.Literal and value not in typing.get_args(kind):
         raise ValueError(
-            f"{where}={value!r:.40} is unknown; choose one of {', '.join(map(str, typing.get_args(kind)))}"
+            f"{where}={short(value)} is unknown; choose one of {', '.join(map(str, typing.get_args(kind)))}"
         )
     return value
 
