@@ -365,3 +365,32 @@ def test_a_checkpoint_that_lacks_a_tensor_opens_with_allow_missing(trained, tmp_
     assert all(p.isfinite().all() for p in model.parameters())
     assert main(["export", str(run), str(tmp_path / "out"), "--allow-missing"]) == 0
     assert main(["generate", str(tmp_path / "out"), "--max-tokens", "2"]) == 0
+
+
+CRAFTED = {
+    "many labels": config(num_labels=10**7),
+    "labels that are a number": config(id2label=5),
+    "quantisation that is a number": config(quantization_config=5),
+    "eight-bit floats": config(dtype="float8_e4m3fn"),
+    "architectures that are a number": config(architectures=5),
+    "a watermark": text("generation_config.json", '{"watermarking_config": {"x": 1}}'),
+    "tokens to suppress": text("generation_config.json", '{"suppress_tokens": 5}'),
+    "a penalty that is a text": text("generation_config.json", '{"penalty_alpha": "x"}'),
+    "a billion beams": text("generation_config.json", '{"num_beams": 1000000000}'),
+    "a flag that is a number": text("generation_config.json", '{"do_sample": 3}'),
+}
+
+
+@pytest.mark.parametrize("fault", CRAFTED)
+def test_fields_that_transformers_trusts_are_checked_before_it_reads_them(fault, damaged):
+    with pytest.raises(ValueError) as refused:
+        MnemosForCausalLM.from_pretrained(damaged(CRAFTED[fault]))
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize("content", ["{}", "[1]", "5", '{"step": {}, "val_loss": 1}', "[" * 5000], ids=lambda x: x[:9])
+def test_a_damaged_record_of_the_best_checkpoint_is_passed_over(content, trained, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    (run / "best.json").write_text(content)
+    assert runs.open_run(run).best is None and len(runs.list_runs(tmp_path)) == 1

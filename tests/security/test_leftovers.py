@@ -62,6 +62,55 @@ def kill_at(monkeypatch, number: int) -> None:
 # ---- checkpoints
 
 
+def test_a_checkpoint_that_holds_a_file_of_someone_else_can_be_replaced(tmp_path):
+    checkpoints = open_checkpoints(tmp_path)
+    save(checkpoints, 100, best=2.0)
+    (checkpoints.path(100) / ".DS_Store").write_text("not ours")
+    save(checkpoints, 100, best=1.0)
+    assert checkpoints.best() == {"step": 100, "val_loss": 1.0} and not problem_of(checkpoints.path(100))
+    assert (checkpoints.path(100) / ".DS_Store").read_text() == "not ours"
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step-000100"]
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_kill_while_a_checkpoint_is_replaced_leaves_one_of_both(tmp_path, monkeypatch, number):
+    checkpoints = open_checkpoints(tmp_path)
+    save(checkpoints, 100)
+    count, rename = itertools.count(), Path.rename
+
+    def dying(path, target):
+        if "step-" in path.name and next(count) >= number:
+            raise Killed
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", dying)
+        if number < 2:
+            with pytest.raises(Killed):
+                save(checkpoints, 100)
+        else:
+            save(checkpoints, 100)
+    again = open_checkpoints(tmp_path)
+    assert newest(again) == 100
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step-000100"]
+
+
+def test_a_checkpoint_that_cannot_take_its_name_leaves_the_old_one(tmp_path, monkeypatch):
+    checkpoints = open_checkpoints(tmp_path)
+    save(checkpoints, 100)
+    rename = Path.rename
+
+    def failing(path, target):
+        if path.name.endswith(".part"):
+            raise OSError("no space")
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", failing)
+        assert not checkpoints.save({"x": torch.zeros(3)}, Contents(100, {}, {}), None, wait=True)
+    assert newest(open_checkpoints(tmp_path)) == 100
+
+
 @pytest.mark.parametrize("number", range(6))
 def test_a_kill_while_a_checkpoint_is_removed_leaves_nothing_after_the_next_start(tmp_path, monkeypatch, number):
     checkpoints = open_checkpoints(tmp_path)

@@ -48,6 +48,32 @@ def test_a_state_with_a_matrix_too_small_is_refused_by_the_kernel(name, cut):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("tokens", [1, 6])
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_matrices_of_other_rows_never_give_memory_that_nobody_wrote(rows, tokens):
+    memory = NeuralMemory(dim=32, heads=4, chunk_size=8)
+    state, other = (memory.write(torch.randn(n, 5, 32)) for n in (3, rows))
+    for names in (("weights", "momentum", "anchor"), ("weights",), ("momentum",), ("anchor",)):
+        mixed = dataclasses.replace(state, **{name: getattr(other, name) for name in names})
+        with pytest.raises(ValueError, match=r"refused its arguments|is expected"):
+            memory(torch.randn(3, tokens, 32), mixed)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tokens", [1, 6])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"position": torch.zeros(3)}, {"position": torch.zeros(3, dtype=torch.int32)}, {"phase": -3}, {"phase": 99}],
+    ids=["float", "int32", "negative phase", "phase beyond the chunk"],
+)
+def test_a_place_that_no_state_has_is_refused(wrong, tokens):
+    memory = NeuralMemory(dim=32, heads=4, chunk_size=8)
+    state = memory.write(torch.randn(3, 5, 32))
+    with pytest.raises(ValueError, match=r"position|phase"):
+        memory(torch.randn(3, tokens, 32), dataclasses.replace(state, **wrong))
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("position", [-1, -(2**63), 2**63 - 1])
 def test_attention_refuses_a_position_outside_of_its_ring(position):
     attention = Attention(dim=32, heads=4, window=8)

@@ -11,6 +11,7 @@ import yaml
 
 from mnemos.cli import main
 from mnemos.cli.train import read_arguments
+from mnemos.train import Trainer
 from mnemos.train.checkpoints import Checkpoints, Contents
 from mnemos.train.distributed import World
 from mnemos.train.runs import check_free, prepare_folder
@@ -213,3 +214,14 @@ def test_a_tokenizer_does_not_replace_one_that_is_there(tmp_path, capsys):
     assert main(arguments) == 2
     assert "holds a tokenizer already" in capsys.readouterr().err
     assert contents(out) == {"tokenizer.json": b"mine"}
+
+
+def test_a_config_with_notes_of_its_owner_is_not_written_over(tmp_path):
+    config = small(tmp_path, name="mine")
+    config.folder = str(tmp_path)
+    (tmp_path / "mine").mkdir()
+    notes = config.to_yaml() + "# my careful notes\n"
+    (tmp_path / "mine" / "config.yaml").write_text(notes)
+    with pytest.raises(ValueError, match="edited by hand"):
+        Trainer(config).train()
+    assert (tmp_path / "mine" / "config.yaml").read_text() == notes

@@ -184,3 +184,11 @@ def test_norms_work_under_torch_func():
     found = torch.func.grad(lambda x: norm(x).sin().sum())(x)
     other = x.clone().requires_grad_()
     torch.testing.assert_close(found, torch.autograd.grad(norm(other).sin().sum(), other)[0])
+
+
+def test_batched_gradients_are_refused_in_a_sentence():
+    layer = NeuralMemory(dim=16, heads=2, chunk_size=4)
+    x = torch.randn(1, 6, 16, requires_grad=True)
+    y, _ = layer(x)
+    with pytest.raises(NotImplementedError, match="one gradient at a time"):
+        torch.autograd.grad(y, x, torch.randn(3, *y.shape), is_grads_batched=True)

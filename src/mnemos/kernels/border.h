@@ -43,7 +43,16 @@ class Border {
     return *this;
   }
 
-  // the same for an array that may be absent
+  // the array holds this shape and no more: what a kernel writes in part must not be longer than what it writes
+  template <typename T>
+  Border& exact(const View<T>& x, std::initializer_list<int64_t> shape) {
+    int64_t bytes = sizeof(T);
+    for (const int64_t n : shape) fits = fits && n >= 0 && !__builtin_mul_overflow(bytes, n, &bytes);
+    fits = fits && x.bytes == bytes && (bytes == 0 || x.at != nullptr);
+    return *this;
+  }
+
+  // the same as `array` for one that may be absent
   template <typename T>
   Border& optional(const View<T>& x, std::initializer_list<int64_t> shape) {
     return x.at == nullptr ? *this : array(x, shape);

@@ -23,7 +23,14 @@ def fields(*names: str) -> list[tuple[str, Any]]:
 
 def view(x: Tensor | None) -> tuple[int, int]:
     """Address and bytes of a contiguous tensor; nothing for none."""
-    return (0, 0) if x is None or x.numel() == 0 else (x.data_ptr(), x.nbytes)
+    if x is None or x.numel() == 0:
+        return 0, 0
+    try:
+        return x.data_ptr(), x.nbytes
+    except RuntimeError:  # a stand-in for many tensors
+        raise NotImplementedError(
+            "kernels take one gradient at a time: use is_grads_batched=False, vectorize=False or backend='torch'"
+        ) from None
 
 
 def check(outcome: int, kernel: str) -> bool:
@@ -37,6 +44,6 @@ def check(outcome: int, kernel: str) -> bool:
             f"there is no memory for the buffers of kernel {kernel!r}: use shorter sequences or backend='torch'"
         )
     raise ValueError(
-        f"kernel {kernel!r} refused its arguments: a tensor is smaller than the layer's sizes require or a position is out of range; "
+        f"kernel {kernel!r} refused its arguments: a tensor does not have the size that the layer expects or a position is out of range; "
         "continue from a state that this layer returned, or from mem.initial_state(batch)"
     )

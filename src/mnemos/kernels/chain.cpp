@@ -376,8 +376,8 @@ bool fits(const Sizes& s, const Arrays<T>& a, const Lane<T>& lane, bool backward
   for (int l = 0; l < s.maps; l++) {
     const auto pair = {G, m, s.in[l], s.out[l]}, one = {G, s.in[l], s.out[l]};
     if (!s.fresh && !backward) border.array(a.given[l], one);
-    if (!backward) border.array(a.start[l], pair).array(a.last[l], pair);
-    if (backward) border.array(a.Dlast[l], pair).array(a.Dstart[l], pair);
+    if (!backward) border.exact(a.start[l], pair).exact(a.last[l], pair);
+    if (backward) border.exact(a.Dlast[l], pair).exact(a.Dstart[l], pair);
     if (backward && !s.fresh) border.array(a.Dgiven[l], one);
   }
   if (!backward && s.reads) border.array(a.y, {N, G, L, V});

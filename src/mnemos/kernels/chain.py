@@ -88,7 +88,8 @@ def room(name: str, kind: type[ctypes.Structure], *what: ctypes.Structure) -> tu
     """How many numbers kernel `name` keeps for its backward: per tile, and per saved state."""
     per_tile, per_state = ctypes.c_int64(), ctypes.c_int64()
     size = getattr(library(name), f"mnemos_{name}_sizes")(*map(ctypes.byref, (*what, per_tile, per_state)))
-    assert size == ctypes.sizeof(kind), "the sizes of a piece do not fit each other"
+    if size != ctypes.sizeof(kind):
+        raise ValueError(f"kernel {name!r} refused its arguments: the sizes of a piece do not fit each other")
     return per_tile.value, per_state.value
 
 

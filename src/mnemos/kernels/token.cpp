@@ -598,8 +598,8 @@ bool fits(const Sizes& s, const Arrays<T>& a, bool momentum, bool start) {
   for (int g = 0, i = 0; g < s.groups; g++)
     for (int64_t k = 0; k < s.maps[g]; k++, i++) {
       const auto each = {s.lanes, s.in[g], s.out[g]};
-      border.array(a.W[i], each).array(a.A[i], each).array(a.newW[i], each).optional(a.newS[i], each);
-      if (momentum) border.array(a.S[i], each).array(a.newS[i], each);
+      border.exact(a.W[i], each).exact(a.A[i], each).exact(a.newW[i], each);
+      if (momentum || a.S[i].at || a.newS[i].at) border.exact(a.S[i], each).exact(a.newS[i], each);
       if (start) border.array(a.start[i], {s.heads, s.in[g], s.out[g]});
     }
   return bool(border);
@@ -625,12 +625,12 @@ bool fits(const LayerSizes& l, const Mix& m, const Sizes& s, const Layer<T>& p, 
   border.sizes({C, gates, m.H * m.V, m.B * m.H}).that(l.momentum <= 1 && l.retain <= 1);
   border.that(s.lanes == m.B * m.H && s.heads == m.H && s.entries == 1 && s.in[0] == m.K && s.out[s.groups - 1] == m.V);
   border.that(!l.residual || m.K == m.V);
-  border.array(p.tail, {m.B, past, C}).array(p.new_tail, {m.B, past, C}).array(p.conv, {m.width, C});
+  border.exact(p.tail, {m.B, past, C}).exact(p.new_tail, {m.B, past, C}).array(p.conv, {m.width, C});
   border.array(p.qkv, {C, l.dim}).array(p.gates, {gates, l.dim}).array(p.gates_offset, {gates}).optional(p.retain, {m.H});
   border.array(l.start, {gates + (p.retain && !l.retain ? m.H : 0)});
   border.array(p.norm, {m.V}).optional(p.start_norm, {m.V}).optional(p.output_gate, {m.H * m.V, l.dim});
   border.array(p.out, {l.dim, m.H * m.V});
-  if (!in_block) border.array(p.x, {m.B, l.dim}).array(p.y, {m.B, l.dim});
+  if (!in_block) border.exact(p.x, {m.B, l.dim}).exact(p.y, {m.B, l.dim});
   return p.gemm != nullptr && border;
 }
 
@@ -641,8 +641,8 @@ bool fits(const RingSizes& s, const Ring<T>& p, bool in_block) {
   Border border;
   border.sizes({slots, C}).that(s.H % s.G == 0 && s.D % 2 == 0).that((p.q_norm.at == nullptr) == (p.k_norm.at == nullptr));
   border.array(p.qkv, {C, s.dim}).optional(p.q_norm, {s.D}).optional(p.k_norm, {s.D}).array(p.out, {s.dim, s.H, s.D});
-  border.array(p.key, {s.B, slots, s.G, s.D}).array(p.value, {s.B, slots, s.G, s.D}).array(p.position, {s.B});
-  if (!in_block) border.array(p.x, {s.B, s.dim}).array(p.y, {s.B, s.dim});
+  border.exact(p.key, {s.B, slots, s.G, s.D}).exact(p.value, {s.B, slots, s.G, s.D}).exact(p.position, {s.B});
+  if (!in_block) border.exact(p.x, {s.B, s.dim}).exact(p.y, {s.B, s.dim});
   if (!border) return false;
   for (int64_t b = 0; b < s.B; b++) border.that(0 <= p.position[b] && p.position[b] < INT64_MAX);
   return p.gemm != nullptr && border;

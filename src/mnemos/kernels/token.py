@@ -237,7 +237,12 @@ def _layer_sizes(
 
 
 def layer(
-    tail: Tensor | None, parameters: Sequence[Tensor | None], config: NeuralMemoryConfig, old: Matrices, new: Matrices
+    rows: int,
+    tail: Tensor | None,
+    parameters: Sequence[Tensor | None],
+    config: NeuralMemoryConfig,
+    old: Matrices,
+    new: Matrices,
 ) -> tuple[LayerCall, Tensor | None]:
     """A memory layer at one token, to be called or given to `block`, and where the new tail will be.
 
@@ -248,7 +253,7 @@ def layer(
     width = 0 if conv is None else conv.shape[0]
     tail = None if tail is None else tail.contiguous()
     new_tail = None if tail is None else torch.empty_like(tail)
-    sizes = _layer_sizes(config, width, W[0].shape[0], _threads(W), _poison())
+    sizes = _layer_sizes(config, width, rows, _threads(W), _poison())
     arrays = _arrays(config.spec, old, (*new, start))  # the kernel makes the vectors itself
     pointers = Layer(gemm(W[0].dtype), *_at(None, tail, *parameters[:9], None, new_tail))
     return LayerCall((*sizes, pointers, arrays), (tail, parameters, old, new)), new_tail

@@ -10,6 +10,7 @@ from torch import Tensor
 from .mode import FEW, token_kernels
 from .spec import Gates, MemorySpec
 from .state import MemoryState
+from .state_checks import check_parts
 
 
 class NotFiniteError(ValueError):
@@ -84,6 +85,8 @@ def check_state(state: MemoryState, spec: MemorySpec, batch: int, heads: int, de
         raise ValueError(f"state holds {state.heads} heads, but the input has {heads}")
     if state.position.device != device:
         raise ValueError(f"state is on {state.position.device}, but the input is on {device}; use state.to(...)")
+    if not torch.compiler.is_compiling():
+        check_parts(state, spec, batch, heads)
     if state.own and not state.inplace:
         state.own = False  # what comes of this call may hold its tensors too
 

@@ -28,6 +28,7 @@ from .recompute import recomputed
 from .scan import read, scan
 from .spec import Gates, MemorySpec
 from .state import MemoryState
+from .state_checks import check_place
 from .step import after_token, matrices, step
 from .trace import Trace, traced_scan
 
@@ -219,6 +220,7 @@ class NeuralMemory(nn.Module):
         if torch.is_grad_enabled() or not step_by_kernel(config.backend, x, spec):
             return None
         x, state = self._check(x, state, None, None)
+        check_place(state, x.shape[0])  # the kernel itself compares the matrices
         parts = self.qkv, self.conv, self.gating, self.gating.linear, self.norm, self.start_norm
         if not plain(*parts, self.output_gate, self.out):
             return None
@@ -229,7 +231,7 @@ class NeuralMemory(nn.Module):
 
         def begin():
             old, new = matrices(state, x.dtype, state.inplace)
-            call, tail = kernels.layer(state.conv, parameters, config, old, new)
+            call, tail = kernels.layer(x.shape[0], state.conv, parameters, config, old, new)
 
             def after() -> MemoryState:
                 window = state.window_key, state.window_value, state.window_gate

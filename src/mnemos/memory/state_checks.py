@@ -1,6 +1,8 @@
-"""Checks of a memory state that comes from a file: complete, of the right types and shapes, finite, and of the memory it is for."""
+"""Checks of memory states: those of files are complete, of the right types, shapes and memory, and finite; those of calls fit."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -9,6 +11,9 @@ from .pairs import Pairs
 from .spec import MemorySpec
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+if TYPE_CHECKING:
+    from .state import MemoryState
+
 MAX_POSITION = 2**53  # tokens; positions stay exact in float64 and never overflow
 
 
@@ -45,6 +50,46 @@ def check_state(
     gate = tensors["window_gate"]
     if gate.numel() and not (float(gate.min()) >= 0.0 and float(gate.max()) <= 1.0):
         raise ValueError(f"{path} has window gates outside of 0..1")
+
+
+def check_parts(state: MemoryState, spec: MemorySpec, batch: int, heads: int) -> None:
+    """Raise a ValueError unless every tensor of a state in memory has the shape of `spec`, batch rows and heads.
+
+    A state is a plain object that anybody can put together, and kernels fill outputs of the sizes it claims to have.
+    """
+    shapes = spec.shapes
+    kinds = [("weights", state.weights), ("anchor", state.anchor)]
+    if spec.momentum:
+        kinds.append(("momentum", state.momentum))
+    for name, tensors in kinds:
+        if len(tensors) != len(shapes):
+            raise ValueError(f"state has {len(tensors)} matrices in {name}, but {len(shapes)} are expected")
+        for i, (x, (d_in, d_out)) in enumerate(zip(tensors, shapes)):
+            if x.shape != (batch, heads, d_in, d_out):
+                expected = batch, heads, d_in, d_out
+                raise ValueError(f"state has {name}[{i}] of shape {tuple(x.shape)}, but {expected} is expected")
+    c = spec.window - 1
+    if state.window_key.shape != (batch, c, heads, spec.key_dim) or (
+        c
+        and (state.window_value.shape, state.window_gate.shape)
+        != ((batch, c, heads, spec.value_dim), (batch, c, heads))
+    ):
+        raise ValueError(f"state has window buffers that do not fit batch={batch}, heads={heads}, window={spec.window}")
+    check_place(state, batch)
+    if spec.grows:
+        found = {} if state.pairs is None else {name: tuple(x.shape) for name, x in state.pairs.tensors().items()}
+        if found != Pairs.shapes(spec, batch, heads, 0 if state.pairs is None else state.pairs.length):
+            raise ValueError(f"state has pairs that do not fit batch={batch}, heads={heads} of its spec")
+
+
+def check_place(state: MemoryState, batch: int) -> None:
+    """Raise a ValueError unless position and phase are those of `batch` rows."""
+    if state.position.dtype != torch.int64 or state.position.shape != (batch,):
+        found = f"{tuple(state.position.shape)} of {state.position.dtype}"
+        raise ValueError(f"state has position {found}, but ({batch},) of torch.int64 is expected")
+    phase = state.phase
+    if phase is not None and not (isinstance(phase, int) and 0 <= phase < state.spec.chunk_size):
+        raise ValueError(f"state has phase={phase!r:.20}, but None or 0..{state.spec.chunk_size - 1} is expected")
 
 
 def state_shapes(spec: MemorySpec, batch: int, heads: int, longest: int) -> dict[str, tuple[int, ...]]:

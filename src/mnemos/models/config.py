@@ -26,6 +26,8 @@ BLOCKS = {
 MEMORY_BLOCKS = ("lmm", "mag", "mal", "mac", "qk")
 GATE_MODES = ("product", "sigmoid", "convex", "additive")
 LIMITS = {"vocab_size": 2**31 - 1, "num_hidden_layers": 2**12}  # others: WIDEST; sizes come from files too
+MAX_LABELS = 1024
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 QK_FIELDS = ("persistent", "window", "decay", "gate_hidden", "normalise", "chunk_size")
 MEMORY_FIELDS = tuple(f.name for f in dataclasses.fields(NeuralMemoryConfig) if f.name != "dim")
 MEMORY_KEYWORDS = tuple(f"memory_{name}" for name in MEMORY_FIELDS)
@@ -109,9 +111,10 @@ class MnemosConfig(PreTrainedConfig):
             self.layers = list(self.layers)
         if isinstance(self.memory_layers, tuple | range):
             self.memory_layers = list(self.memory_layers)
+        _check_foreign({**vars(self), **kwargs})
         for dtype in (self.dtype, kwargs.get("torch_dtype")):
             named = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-            if dtype is not None and not (isinstance(named, torch.dtype) and named.is_floating_point):
+            if dtype is not None and named not in DTYPES:
                 raise ValueError(f"dtype={dtype!r:.60} is unknown; choose float32, bfloat16, float16 or float64")
         super().__post_init__(**kwargs)
         self.validate_choices()
@@ -249,6 +252,23 @@ class MnemosConfig(PreTrainedConfig):
 
 
 FIELDS = tuple(MnemosConfig.__annotations__)
+
+
+def _check_foreign(given: dict[str, Any]) -> None:
+    """Types and sizes of transformers' own fields that transformers itself trusts: it makes as many labels as a file asks for."""
+    labels = given.get("num_labels")
+    if labels is not None and (type(labels) is not int or not 0 <= labels <= MAX_LABELS):
+        raise ValueError(f"num_labels={labels!r:.60} must be a whole number <= {MAX_LABELS}")
+    for name in ("id2label", "label2id", "quantization_config", "auto_map"):
+        value = given.get(name)
+        is_fine = isinstance(value, dict) and len(value) <= MAX_LABELS
+        if value is not None and not is_fine and not hasattr(value, "to_dict"):  # of a quantisation config
+            raise ValueError(f"{name}={value!r:.60} must be a dict of at most {MAX_LABELS} entries, or None")
+    architectures = given.get("architectures")
+    if not (
+        architectures is None or (isinstance(architectures, list) and all(isinstance(x, str) for x in architectures))
+    ):
+        raise ValueError(f"architectures={architectures!r:.60} must be a list of names, or None")
 
 
 def _whole(name: str, value, least: int, most: int) -> None:

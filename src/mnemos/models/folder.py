@@ -20,6 +20,10 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 WHOLE = ("max_length", "min_length", "max_new_tokens", "min_new_tokens", "num_beams", "num_return_sequences", "top_k")
 NUMBERS = (*WHOLE, "temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "length_penalty")
+FLAGS = ("do_sample", "use_cache", "early_stopping", "renormalize_logits", "remove_invalid_values", "low_memory")
+FLAGS += ("output_attentions", "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate")
+NOTES = ("transformers_version", "_from_model_config")
+MAX_ROWS = 1024  # beams or sequences that a file may ask for
 ALLOW = "allow_missing=True (--allow-missing) opens it all the same"
 Shapes = Mapping[str, tuple[tuple[int, ...], str]]  # name -> shape and safetensors' name of the dtype
 
@@ -73,13 +77,24 @@ def _check_index(path: Path) -> None:
 
 
 def _check_generation(path: Path) -> None:
+    """Numbers, flags and token ids; whatever else a generation config can hold is a choice of the caller, not of a file."""
     given = read_object(path)
-    for name in NUMBERS + TOKEN_IDS:
-        value = given.get(name)
+    for name, value in given.items():
+        if value is None or name in NOTES:
+            continue
         several = value if name in TOKEN_IDS and isinstance(value, list) else [value]
         kinds = int if name in WHOLE + TOKEN_IDS else int | float
-        if any(x is not None and (not isinstance(x, kinds) or isinstance(x, bool)) for x in several):
-            raise ValueError(f"{path} has {name}={value!r:.60}, but a number is expected")
+        if name in FLAGS:
+            right = isinstance(value, bool)
+        elif name in NUMBERS + TOKEN_IDS:
+            right = all(isinstance(x, kinds) and not isinstance(x, bool) for x in several)
+        else:
+            raise ValueError(f"{path} sets {name!r:.60}, which a file may not set: remove it and give it to generate()")
+        if not right:
+            expected = "True or False" if name in FLAGS else "a number"
+            raise ValueError(f"{path} has {name}={value!r:.60}, but {expected} is expected")
+        if name in ("num_beams", "num_return_sequences") and not 1 <= value <= MAX_ROWS:
+            raise ValueError(f"{path} has {name}={value!r:.60}, but 1..{MAX_ROWS} is expected")
 
 
 def read_shapes(files: Iterable[str | os.PathLike]) -> Shapes:

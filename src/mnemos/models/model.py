@@ -17,6 +17,7 @@ from transformers import GenerationMixin, PreTrainedModel, StoppingCriteriaList,
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
+from ..memory.files import one_line
 from ..memory.linear import Linear
 from ..memory.norm import RMSNorm
 from .blocks import Block
@@ -73,8 +74,8 @@ class MnemosPreTrainedModel(PreTrainedModel):
         try:
             found: Any = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
             model, info = found
-        except (SafetensorError, RecursionError) as broken:
-            raise ValueError(f"{name} cannot be opened: {broken}") from None
+        except (SafetensorError, RecursionError, AttributeError, LookupError, TypeError) as broken:  # of crafted files
+            raise ValueError(f"{name} cannot be opened: {one_line(broken)}") from broken
         finally:
             ALLOW_MISSING.reset(token)
         places = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import threading
 import warnings
 import zlib
@@ -31,7 +32,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from .distributed import World
 from .files import sync_folder, write_json
-from .ownership import CHECKPOINT, MANIFEST, PART, checkpoint_folders, remove_checkpoint
+from .ownership import CHECKPOINT, MANIFEST, PART, checkpoint_folders, old_checkpoints, remove_checkpoint
 
 warnings.filterwarnings(
     "ignore", message="torch.distributed is disabled"
@@ -64,6 +65,21 @@ class Checkpoints:
 
     def _clear_away(self) -> None:
         """What was half-written, half-removed or abandoned goes; what was whole, and only lacked its name, gets it."""
+        self._name_parts()
+        for old in old_checkpoints(self.folder):
+            target = old.with_name(old.name.removeprefix(".").removesuffix(".old"))
+            if problem_of(target) and not problem_of(old):
+                remove_checkpoint(target)
+                with contextlib.suppress(OSError):  # files of others are in its place
+                    old.rename(target)
+            else:
+                _remove_old(old, target)
+        for path in checkpoint_folders(self.folder):
+            if not (path / MANIFEST).exists():
+                remove_checkpoint(path)
+        self._remove_abandoned()
+
+    def _name_parts(self) -> None:
         for part in checkpoint_folders(self.folder):
             match = PART.fullmatch(part.name)
             if match is None:
@@ -75,10 +91,6 @@ class Checkpoints:
                     part.rename(target)
             if problem_of(part) or not problem_of(target):
                 remove_checkpoint(part)
-        for path in checkpoint_folders(self.folder):
-            if not (path / MANIFEST).exists():
-                remove_checkpoint(path)
-        self._remove_abandoned()
 
     def save(
         self, tensors: dict[str, Tensor], contents: Contents, best: float | None = None, wait: bool = False
@@ -146,8 +158,7 @@ class Checkpoints:
             files = sorted(p for p in part.rglob("*") if p.is_file())
             write_json(part / MANIFEST, {str(p.relative_to(part)): [p.stat().st_size, _checksum(p)] for p in files})
             sync_folder(part, files=True)
-            remove_checkpoint(target)
-            part.rename(target)
+            _put_in_place(part, target)
             sync_folder(self.folder)
             self._set_abandoned(self._abandoned() - {step})
             if best is not None and best < (self.best() or {"val_loss": math.inf})["val_loss"]:
@@ -187,7 +198,7 @@ class Checkpoints:
         self._set_abandoned(abandoned & {*self.steps()})
 
     def _abandoned(self) -> set[int]:
-        with contextlib.suppress(OSError, ValueError, TypeError):
+        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
             return {int(step) for step in json.loads((self.folder.parent / "abandoned.json").read_text())}
         return set()
 
@@ -228,6 +239,34 @@ class Checkpoints:
         return None
 
 
+def _put_in_place(part: Path, target: Path) -> None:
+    """Give a finished checkpoint its name. One that has it already steps aside first, and comes back if this fails."""
+    old = target.with_name(f".{target.name}.old")
+    had_one = target.is_dir()
+    if had_one:
+        _remove_old(old, target)
+        target.rename(old)
+    try:
+        part.rename(target)
+    except OSError:
+        if had_one:
+            old.rename(target)
+        raise
+    if had_one:
+        _remove_old(old, target)
+
+
+def _remove_old(old: Path, target: Path) -> None:
+    """Remove our files of a checkpoint that was replaced; files of others go with its name."""
+    remove_checkpoint(old)
+    if old.is_dir() and target.is_dir():
+        with contextlib.suppress(OSError):
+            for left in old.iterdir():
+                if not os.path.lexists(target / left.name):
+                    left.rename(target / left.name)
+            old.rmdir()
+
+
 def read_tensors_into(path: Path, tensors: dict[str, Tensor]) -> None:
     """Fill live tensors, spread or whole, from a checkpoint."""
     dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(path / "tensors")))
@@ -252,9 +291,11 @@ def checkpoint_steps(folder: Path) -> list[int]:
 
 
 def read_best(run: Path) -> dict[str, Any] | None:
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
         best = json.loads((run / "best.json").read_text())
-        if (run / "checkpoints" / f"step-{best['step']:06d}" / MANIFEST).exists():
+        step, loss = best["step"], best["val_loss"]
+        is_number = type(step) is int and type(loss) in (int, float)
+        if is_number and (run / "checkpoints" / f"step-{step:06d}" / MANIFEST).exists():
             return best
     return None
 
@@ -271,7 +312,7 @@ def problem_of(path: Path) -> str:
                 return f"{name} has {file.stat().st_size} bytes instead of {size}"
             if _checksum(file) != checksum:
                 return f"{name} is damaged (its checksum differs)"
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         return f"its manifest cannot be read ({error})"
     return ""
 

@@ -307,7 +307,11 @@ class TrainConfig:
         return build(cls, fields, "")
 
     def save(self, path: str | os.PathLike) -> None:
-        write_text(path, yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True))
+        write_text(path, self.to_yaml())
+
+    def to_yaml(self) -> str:
+        """Every setting, as `save` writes it."""
+        return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> TrainConfig:

@@ -18,6 +18,7 @@ MANIFEST = "manifest.json"
 MAX_NAME_BYTES = 200
 CHECKPOINT = re.compile(r"step-(\d{6,})")
 PART = re.compile(r"\.(step-\d{6,})\.part")
+OLD = re.compile(r"\.(step-\d{6,})\.old")  # a checkpoint while another takes its name
 CHECKPOINT_FILES = re.compile(
     r"(manifest|state|rank-\d+)\.json|carried-\d+\.safetensors|tensors/[^/]+\.(safetensors|json)"
 )
@@ -79,6 +80,14 @@ def checkpoint_folders(folder: Path) -> list[Path]:
     except OSError:
         return []
     return sorted(path for path in found if path.is_dir() and not path.is_symlink())
+
+
+def old_checkpoints(folder: Path) -> list[Path]:
+    """Checkpoints that stepped aside for another, which a kill has left."""
+    try:
+        return sorted(p for p in folder.iterdir() if OLD.fullmatch(p.name) and p.is_dir() and not p.is_symlink())
+    except OSError:
+        return []
 
 
 def _holds_files(path: Path) -> bool:

@@ -46,6 +46,7 @@ class Run:
         """One line of the table."""
         last = self.train[-1] if self.train else {}
         checked = self.validate[-1] if self.validate else {}
+        memory = checked.get("memory")
         return {
             "name": self.name,
             "model": f"{self.config.model.preset} {self.config.model.size}",
@@ -54,7 +55,7 @@ class Run:
             "val_loss": checked.get("val_loss"),
             "bits_per_byte": checked.get("bits_per_byte"),
             "best": (self.best or {}).get("val_loss"),
-            "memory_worth": (checked.get("memory") or {}).get("share"),
+            "memory_worth": memory.get("share") if isinstance(memory, dict) else None,
             "tokens_per_second": last.get("tokens_per_second"),
             "bad_steps": last.get("bad_steps"),
         }
@@ -123,6 +124,7 @@ def prepare_folder(config: TrainConfig, world: World, resume: bool, tokenizer) -
             check_records(path)
             if not resume:
                 check_free(config)  # again: another process may have been faster
+                _check_config(path / "config.yaml")
                 clear_run(path)
         except ValueError as wrong:
             problem = str(wrong)
@@ -134,10 +136,24 @@ def prepare_folder(config: TrainConfig, world: World, resume: bool, tokenizer) -
     path = Path(config.folder) / config.name
     if world.first:
         remove_leftovers(path)
-        config.save(path / "config.yaml")
+        if not _holds(path / "config.yaml", config):
+            config.save(path / "config.yaml")
         (path / "tokenizer").mkdir(exist_ok=True)
         tokenizer.save(path / "tokenizer")
     return path, lock
+
+
+def _check_config(path: Path) -> None:
+    """Refuse a config that was edited by hand, with comments for instance: a new run would write over it."""
+    if path.exists() and TrainConfig.load(path).to_yaml() != path.read_text(encoding="utf-8"):
+        raise ValueError(f"{path} was edited by hand: train it with --config {path}, or choose another name")
+
+
+def _holds(path: Path, config: TrainConfig) -> bool:
+    """Whether a file has these settings already: it then stays as it is, comments included."""
+    with contextlib.suppress(OSError, ValueError):
+        return TrainConfig.load(path) == config
+    return False
 
 
 def _lock(path: Path) -> BaseFileLock:
