@@ -9,7 +9,6 @@ import types
 import typing
 from typing import Any
 
-
 SHORT = reprlib.Repr()  # never walks a value whole: YAML aliases make a value of some lines as large as they like
 SHORT.maxlevel, SHORT.maxlist, SHORT.maxdict, SHORT.maxstring, SHORT.maxother = 3, 4, 4, 40, 40
 
