@@ -67,7 +67,8 @@ def _from_transformers(path: str, dtype: str | torch.dtype, allow_missing: bool)
     except Exception as failed:  # whatever a file from elsewhere leads transformers to
         lines = [line.strip() for line in str(failed).splitlines() if line.strip()] or [type(failed).__name__]
         reason = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
-        raise ValueError(reason if path in reason else f"{path} cannot be opened: {reason}") from failed
+        names_path = type(failed) is ValueError and path in reason
+        raise ValueError(reason if names_path else f"{path:.200} cannot be opened: {reason:.300}") from failed
 
 
 def load_tokenizer(path: str | os.PathLike, config: Any) -> Any:
