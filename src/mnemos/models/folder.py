@@ -72,8 +72,18 @@ def _check_index(path: Path) -> None:
             raise ValueError(f"{path} names {name}, which is missing")
 
 
+def _check_dtypes(path: Path, given: dict[str, Any]) -> None:
+    """transformers takes apart the name of every dtype, however deep it is nested."""
+    if not isinstance(given.get("dtype"), str | None):
+        raise ValueError(f"{path} has dtype={given['dtype']!r:.60}, but a name such as 'float32' is expected")
+    for value in given.values():
+        if isinstance(value, dict):
+            _check_dtypes(path, value)
+
+
 def _check_generation(path: Path) -> None:
     given = read_object(path)
+    _check_dtypes(path, given)
     for name in NUMBERS + TOKEN_IDS:
         value = given.get(name)
         several = value if name in TOKEN_IDS and isinstance(value, list) else [value]
