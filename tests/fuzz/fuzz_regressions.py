@@ -189,6 +189,8 @@ MODEL_FILES: dict[str, tuple[str, str, Any]] = {
     "config-of-long-message": ("mag", "config.json", {"gate_init": list(range(300))}),
     "tokenizer-config-list": ("mag", "tokenizer_config.json", lambda data: b"[]"),
     "generation-config-number": ("mag", "generation_config.json", lambda data: b"3"),
+    "generation-config-of-number-dtype": ("mag", "generation_config.json", {"dtype": 3}),
+    "config-of-many-memory-layers": ("mag", "config.json", {"memory_layers": list(range(300))}),
     "generation-config-words": ("mag", "generation_config.json", {"max_new_tokens": "x", "eos_token_id": "y"}),
 }
 MODEL_WEIGHTS: dict[str, tuple[str, Change]] = {

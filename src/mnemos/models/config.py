@@ -150,7 +150,7 @@ class MnemosConfig(PreTrainedConfig):
         if not isinstance(kept, list | tuple | None):
             raise ValueError(f"memory_layers={kept!r:.60} must be a list of layers, or None for all")
         if any(type(i) is not int or not 0 <= i < self.num_hidden_layers for i in kept or ()):
-            raise ValueError(f"memory_layers={kept} must lie in 0..{self.num_hidden_layers - 1}")
+            raise ValueError(f"memory_layers={kept!r:.60} must lie in 0..{self.num_hidden_layers - 1}")
         if self.gate_mode not in GATE_MODES:
             raise ValueError(f"gate_mode={self.gate_mode!r:.60} is unknown; choose one of {', '.join(GATE_MODES)}")
         if not (is_number(self.gate_init) and 0 < self.gate_init < 1):

@@ -80,7 +80,7 @@ def _check_generation(path: Path) -> None:
     """Numbers, flags and token ids; whatever else a generation config can hold is a choice of the caller, not of a file."""
     given = read_object(path)
     for name, value in given.items():
-        if value is None or name in NOTES:
+        if value is None or (name in NOTES and isinstance(value, str | bool)):
             continue
         several = value if name in TOKEN_IDS and isinstance(value, list) else [value]
         kinds = int if name in WHOLE + TOKEN_IDS else int | float
