@@ -254,7 +254,7 @@ def supervise(
     return report
 
 
-def run_named(kind: str, names: str = "all", **arguments) -> dict[str, str | None]:
+def run_named(kind: str, names: str = "all", options: tuple[str, ...] = (), **arguments) -> dict[str, str | None]:
     """The fault of each file of the regression corpus, or of those whose names are given (comma between them); None: well handled."""
     from fuzz_regressions import NAMED, PLANS
 
@@ -264,7 +264,13 @@ def run_named(kind: str, names: str = "all", **arguments) -> dict[str, str | Non
     asked = [i for i, name in enumerate(NAMED[kind]) if names == "all" or name in names.split(",")]
     for first, end in [(0, len(NAMED[kind]))] if names == "all" else [(i, i + 1) for i in asked]:
         report = supervise(
-            kind, 0, seconds=3600, first=first * PLANS, end=end * PLANS, options=("--named", "all"), **arguments
+            kind,
+            0,
+            seconds=3600,
+            first=first * PLANS,
+            end=end * PLANS,
+            options=("--named", "all", *options),
+            **arguments,
         )
         for i in range(first, end):
             found = [fault for case, fault in report.every if i * PLANS <= case < (i + 1) * PLANS]

@@ -114,5 +114,6 @@ def test_files_that_were_mishandled_meet_no_undefined_behaviour(kind, kernels_ca
         kind,
         command=[sys.executable, str(HERE / "sanitized.py"), "run.py"],
         environment=sanitized.environment(kernels_cache),
+        options=("--unlimited", "--case-seconds", "200"),
     )
     assert not any(faults.values()), {name: fault for name, fault in faults.items() if fault}
