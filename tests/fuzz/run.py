@@ -16,6 +16,7 @@ import mmap
 import os
 import re
 import resource
+import shutil
 import signal
 import struct
 import subprocess
@@ -134,13 +135,10 @@ def work(args: argparse.Namespace) -> None:
         signal.signal(hang, signal.SIG_DFL)
         faulthandler.register(hang, chain=True)  # the stack of what hangs, then the end
     outcomes: collections.Counter[str] = collections.Counter()
-    base = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    with (
-        tempfile.TemporaryDirectory(dir=base) as name,
-        open(args.progress, "r+b") as file,
-        mmap.mmap(file.fileno(), 0) as shared,
-    ):
-        folder = Path(name)
+    folder = Path(args.progress).with_name("cases")
+    with open(args.progress, "r+b") as file, mmap.mmap(file.fileno(), 0) as shared:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
         started, case = time.monotonic(), args.case
         shared[8:16] = struct.pack("<q", 1)  # the corpus is ready
         while case < args.end and time.monotonic() - started < args.seconds:
@@ -214,7 +212,10 @@ def supervise(
     env = (os.environ if environment is None else environment) | {"OMP_NUM_THREADS": "1"}
     env["PYTHONPATH"] = os.pathsep.join([str(SOURCE), str(HERE), *filter(None, [env.get("PYTHONPATH")])])
     case = first
-    with tempfile.TemporaryDirectory() as name:
+    base = (
+        "/dev/shm" if os.path.isdir("/dev/shm") else None
+    )  # in memory; the supervisor's own, for a dead worker cleans nothing
+    with tempfile.TemporaryDirectory(dir=base) as name:
         progress = Path(name) / "progress"
         while case < end and report.seconds < seconds and len(report.faults) < most_faults:
             progress.write_bytes(struct.pack("<qq", case, 0))
