@@ -16,6 +16,7 @@ import mmap
 import os
 import re
 import resource
+import shutil
 import signal
 import struct
 import subprocess
@@ -134,13 +135,10 @@ def work(args: argparse.Namespace) -> None:
         signal.signal(hang, signal.SIG_DFL)
         faulthandler.register(hang, chain=True)  # the stack of what hangs, then the end
     outcomes: collections.Counter[str] = collections.Counter()
-    base = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    with (
-        tempfile.TemporaryDirectory(dir=base) as name,
-        open(args.progress, "r+b") as file,
-        mmap.mmap(file.fileno(), 0) as shared,
-    ):
-        folder = Path(name)
+    folder = Path(args.progress).with_name("cases")
+    with open(args.progress, "r+b") as file, mmap.mmap(file.fileno(), 0) as shared:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
         started, case = time.monotonic(), args.case
         shared[8:16] = struct.pack("<q", 1)  # the corpus is ready
         while case < args.end and time.monotonic() - started < args.seconds:
@@ -214,7 +212,10 @@ def supervise(
     env = (os.environ if environment is None else environment) | {"OMP_NUM_THREADS": "1"}
     env["PYTHONPATH"] = os.pathsep.join([str(SOURCE), str(HERE), *filter(None, [env.get("PYTHONPATH")])])
     case = first
-    with tempfile.TemporaryDirectory() as name:
+    base = (
+        "/dev/shm" if os.path.isdir("/dev/shm") else None
+    )  # in memory; the supervisor's own, for a dead worker cleans nothing
+    with tempfile.TemporaryDirectory(dir=base) as name:
         progress = Path(name) / "progress"
         while case < end and report.seconds < seconds and len(report.faults) < most_faults:
             progress.write_bytes(struct.pack("<qq", case, 0))
@@ -254,7 +255,7 @@ def supervise(
     return report
 
 
-def run_named(kind: str, names: str = "all", **arguments) -> dict[str, str | None]:
+def run_named(kind: str, names: str = "all", options: tuple[str, ...] = (), **arguments) -> dict[str, str | None]:
     """The fault of each file of the regression corpus, or of those whose names are given (comma between them); None: well handled."""
     from fuzz_regressions import NAMED, PLANS
 
@@ -264,7 +265,13 @@ def run_named(kind: str, names: str = "all", **arguments) -> dict[str, str | Non
     asked = [i for i, name in enumerate(NAMED[kind]) if names == "all" or name in names.split(",")]
     for first, end in [(0, len(NAMED[kind]))] if names == "all" else [(i, i + 1) for i in asked]:
         report = supervise(
-            kind, 0, seconds=3600, first=first * PLANS, end=end * PLANS, options=("--named", "all"), **arguments
+            kind,
+            0,
+            seconds=3600,
+            first=first * PLANS,
+            end=end * PLANS,
+            options=("--named", "all", *options),
+            **arguments,
         )
         for i in range(first, end):
             found = [fault for case, fault in report.every if i * PLANS <= case < (i + 1) * PLANS]

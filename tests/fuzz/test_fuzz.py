@@ -16,7 +16,7 @@ from fuzz_regressions import NAMED
 SECONDS = {"state": 15, "cache": 20, "model": 15, "config": 10}  # a minute together
 HERE = Path(__file__).parent
 SANITIZED_CASES = {"state": 3000, "cache": 1500, "model": 100}
-MEMORY_TESTS = ("test_engine.py", "test_layer.py", "test_muon.py", "test_state.py", "test_reads_and_gates.py")
+MEMORY_TESTS = ("test_layer.py", "test_muon.py", "test_state.py", "test_reads_and_gates.py")
 
 needs_sanitizers = pytest.mark.skipif(
     sanitized.unavailable_reason() is not None, reason=sanitized.unavailable_reason() or ""
@@ -114,5 +114,6 @@ def test_files_that_were_mishandled_meet_no_undefined_behaviour(kind, kernels_ca
         kind,
         command=[sys.executable, str(HERE / "sanitized.py"), "run.py"],
         environment=sanitized.environment(kernels_cache),
+        options=("--unlimited", "--case-seconds", "200"),
     )
     assert not any(faults.values()), {name: fault for name, fault in faults.items() if fault}
