@@ -17,7 +17,7 @@ def short(value: Any) -> str:
     """How an error quotes a value.
 
     >>> short("ten"), short([[[[1]]]]), short(list(range(100)))
-    ("'ten'", '[[[...]]]', '[0, 1, 2, 3, ...]')
+    ("'ten'", '[[[[...]]]]', '[0, 1, 2, 3, ...]')
     """
     return SHORT.repr(value)[:60]
 
