@@ -94,7 +94,7 @@ class RecordedCriteria(StoppingCriteriaList):
 
 
 def recorded(criteria: StoppingCriteriaList) -> StoppingCriteriaList:
-    """The criteria without the `Record` among them, which hears of every row that ends. Rows are padded only by an eos."""
+    """The criteria without the `Record` among them, which notes where each row ends. Rows are padded only after an eos."""
     record = next((c for c in criteria if isinstance(c, Record)), None)
     if record is None:
         return criteria
