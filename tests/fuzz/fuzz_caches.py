@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -62,6 +63,14 @@ def form_of(cache: MnemosCache) -> dict:
     return form
 
 
+def in_float64(model: MnemosForCausalLM, ids: torch.Tensor, cache: MnemosCache | None) -> list[torch.Tensor]:
+    """Logits of the model in float64, and the numbers of its cache before and after."""
+    before = [] if cache is None else list(tensors_of(cache).values())
+    past = None if cache is None else cache.to(torch.float64)
+    out = copy.deepcopy(model).double()(ids, past_key_values=past, use_cache=True)
+    return [out.logits, *before, *tensors_of(out.past_key_values).values()]
+
+
 class Caches(Target):
     """`MnemosCache.load`, then forwards of one token and of five, `select`, `fork`, `stack`, `clone` and `generate`."""
 
@@ -114,7 +123,7 @@ class Caches(Target):
             out = model(ids[:, t : t + length], past_key_values=now, use_cache=True)
             self.step("used")
             now, t = out.past_key_values, t + length
-            check_finite(out.logits, *kept.values())
+            check_finite(out.logits, lambda: in_float64(model, ids[:, :t], cache))
         after = tensors_of(now)
         wrong = [name for name, x in positions.items() if not torch.equal(after[name], x + t)]
         if wrong or now.get_seq_length() != cache.get_seq_length() + t:

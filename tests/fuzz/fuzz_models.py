@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 import torch
-from fuzz_caches import tiny_model
+from fuzz_caches import in_float64, tiny_model
 from fuzz_files import parse, to_bytes
 from fuzz_mutations import mutated, mutated_text
 from fuzz_target import Target, check_finite
@@ -84,5 +84,5 @@ class Models(Target):
         with torch.no_grad():
             logits = model(prompt).logits
             self.step("used")
-            check_finite(logits, *model.parameters())
+            check_finite(logits, lambda: [*model.parameters(), *in_float64(model, prompt, None)])
             model.generate(prompt, max_new_tokens=2, do_sample=False)

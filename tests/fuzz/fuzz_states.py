@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +36,16 @@ LAYERS = {
 def form_of(state: MemoryState) -> dict:
     """Shapes without the row, and whether a tensor holds real numbers."""
     return {name: (tuple(x.shape[1:]), x.is_floating_point()) for name, x in state._tensors().items()}
+
+
+def in_float64(layer: NeuralMemory, x: torch.Tensor, state: MemoryState) -> list[torch.Tensor]:
+    """Output and states of the layer in float64, by its torch path, token by token."""
+    wide, first = copy.deepcopy(layer).double(), state
+    wide.config = dataclasses.replace(wide.config, backend="torch")
+    state, y = state.to(torch.float64), x
+    for t in range(x.shape[1]):
+        y, state = wide(x[:, t : t + 1].double(), state)
+    return [y, *first._tensors().values(), *state._tensors().values()]
 
 
 class States(Target):
@@ -105,11 +116,11 @@ class States(Target):
             y, state = layer(x[:, t : t + length], state)
             self.step("used")
             t += length
-            check_finite(y, *kept._tensors().values())
+            check_finite(y, lambda: in_float64(layer, x[:, :t], kept))
         self.compare(layer, kept)
         if not torch.equal(state.position, before + t):
             raise Mismatch(f"position {before.tolist()[:4]} became {state.position.tolist()[:4]} after {t} tokens")
-        check_finite(layer.read(x[:, :2], kept), *kept._tensors().values())
+        check_finite(layer.read(x[:, :2], kept), lambda: in_float64(layer, x, kept))
 
     def compare(self, layer: NeuralMemory, state: MemoryState) -> None:
         """A layer that took a state must have been given one of its own form."""
@@ -130,10 +141,17 @@ class States(Target):
         gates = Gates(lr=torch.full((B, 5, H), 0.01, dtype=state.dtype))
         q, k = q / q.norm(dim=-1, keepdim=True), k / k.norm(dim=-1, keepdim=True)
         kept = state.clone()
+
+        def wide() -> list[torch.Tensor]:
+            inputs = (x.double() for x in (q, k, v))
+            lifted = None if features is None else copy.deepcopy(features).double()
+            y, after = scan(*inputs, gates.map(torch.Tensor.double), kept.to(torch.float64), spec, lifted)
+            return [y, *kept._tensors().values(), *after._tensors().values()]
+
         y, after = scan(q, k, v, gates, state, spec, features)
         self.step("used")
-        check_finite(y, *kept._tensors().values())
+        check_finite(y, wide)
         y, after = step(q[:, :1], k[:, :1], v[:, :1], gates.map(lambda x: x[:, :1]), after, spec, features)
-        check_finite(y, *kept._tensors().values())
+        check_finite(y, wide)
         if not torch.equal(after.position, kept.position + 6):
             raise Mismatch(f"position {kept.position.tolist()[:4]} became {after.position.tolist()[:4]} after 6 tokens")

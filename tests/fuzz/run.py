@@ -29,7 +29,7 @@ from random import Random
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parent.parent / "src"
-KINDS = ("state", "cache", "model", "config")
+KINDS = ("state", "cache", "model", "config", "mixed")
 CASE_SECONDS = 20
 MEMORY_BYTES = 4 << 30  # on top of what the process has mapped at its start
 LONGEST_MESSAGE = 600  # characters; a list of all choices of a memory has about 450
@@ -44,6 +44,8 @@ def target_of(kind: str):
         from fuzz_caches import Caches as Kind
     elif kind == "model":
         from fuzz_models import Models as Kind
+    elif kind == "mixed":
+        from fuzz_mixed import Mixed as Kind
     else:
         from fuzz_configs import Configs as Kind
     return Kind()

@@ -696,7 +696,7 @@ bool fits(const BlockSizes& s, const Block<T>& p) {
   }                                                                                                                      \
   int mnemos_attend_##T(const RingSizes* s, const Ring<T>* p) { return fits(*s, *p, false) ? attend(*s, *p) : kRefused; } \
   int mnemos_block_##T(const BlockSizes* s, const Block<T>* p) { return fits(*s, *p) ? block(*s, *p) : kRefused; }       \
-  int mnemos_feed_##T(Gemm<T> gemm, const View<T>* views, int64_t B, int64_t dim, int64_t hidden, int64_t threads) {     \
+  int mnemos_feed_##T(const View<T>* views, Gemm<T> gemm, int64_t B, int64_t dim, int64_t hidden, int64_t threads) {     \
     const View<T> x = views[0], gate_up = views[1], down = views[2], y = views[3];                                       \
     Border border;                                                                                                       \
     border.sizes({B, dim, hidden, threads}, 1).array(x, {B, dim}).array(y, {B, dim});                                    \

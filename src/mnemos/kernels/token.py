@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -130,15 +131,14 @@ def _at(*tensors: Tensor | None) -> list[int]:
     """Views: the address of each tensor, which is contiguous, and how many bytes it has."""
     found = []
     for x in tensors:
-        if x is None:
-            found += 0, 0
-        else:
-            found += x.data_ptr(), x.nbytes
+        found += (0, 0) if x is None else (x.data_ptr(), x.nbytes)
     return found
 
 
-def _views(*tensors: Tensor | None):
-    return (ctypes.c_int64 * (2 * len(tensors)))(*_at(*tensors))
+def _run_on(name: str, tensors: Sequence[Tensor | None], dtype: torch.dtype, *arguments) -> bool:
+    """`_run` of a kernel that takes its views as one array, before the other arguments."""
+    views = array("q", _at(*tensors))
+    return _run(name, dtype, views.buffer_info()[0], *arguments)
 
 
 def _poison() -> bool:
@@ -188,7 +188,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     x = x.contiguous()
     y = x.new_empty(*x.shape[:-1], out)
     threads = torch.get_num_threads() if out * n >= SERIAL else 1
-    _run("linear", x.dtype, _views(x, weight, bias, y), n, out, threads)
+    _run_on("linear", (x, weight, bias, y), x.dtype, n, out, threads)
     return y
 
 
@@ -197,7 +197,7 @@ def norm(x: Tensor, weight: Tensor | None, factor: float, eps: float) -> Tensor:
     x = x.contiguous()
     y, n = torch.empty_like(x), x.shape[-1]
     period = n if weight is None else weight.numel()
-    _run("norm", x.dtype, _views(x, weight, y), x.numel() // n, n, period, factor, eps)
+    _run_on("norm", (x, weight, y), x.dtype, x.numel() // n, n, period, factor, eps)
     return y
 
 
@@ -207,7 +207,7 @@ QK_NORMS = {"none": 0, "l2": 1, "rms": 2}
 def ends(x: Tensor) -> tuple[float, float]:
     """The smallest and the largest number of x, NaN where one is among them."""
     x, found = x.contiguous(), (ctypes.c_double * 2)()
-    _run("range", x.dtype, _views(x), ctypes.addressof(found), x.numel())
+    _run_on("range", (x,), x.dtype, ctypes.addressof(found), x.numel())
     return found[0], found[1]
 
 
@@ -322,8 +322,8 @@ def feed(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     """SwiGLU of few rows, x (..., dim) -> (..., dim), by the contiguous weights gate_up (2 hidden, dim) and down (dim, hidden)."""
     x = x.contiguous()
     y, (dim, hidden) = torch.empty_like(x), down.shape
-    views = _views(x, gate_up, down, y)
-    _run("feed", x.dtype, gemm(x.dtype), views, x.numel() // dim, dim, hidden, torch.get_num_threads())
+    views = x, gate_up, down, y
+    _run_on("feed", views, x.dtype, gemm(x.dtype), x.numel() // dim, dim, hidden, torch.get_num_threads())
     return y
 
 
@@ -331,5 +331,5 @@ def join(x: Tensor, y: Tensor, m: Tensor, weight: Tensor, offset: Tensor, start:
     """g y + (1 - g) m, or y + g m: g = sigmoid(weight x + offset + start), each of its outputs for as many channels; y, m (..., dim)."""
     x, y, m = x.contiguous(), y.contiguous(), m.contiguous()
     z, (gates, dim) = torch.empty_like(y), weight.shape
-    _run("join", x.dtype, _views(x, y, m, weight, offset, z), x.numel() // dim, dim, gates, additive, start)
+    _run_on("join", (x, y, m, weight, offset, z), x.dtype, x.numel() // dim, dim, gates, additive, start)
     return z

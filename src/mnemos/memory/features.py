@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .constant import Constant
+from .derivatives import transformed
 
 
 class FeatureMap(nn.Module):
@@ -185,20 +186,25 @@ class Monomials(_Polynomial):
     def build(self) -> None:
         super().build()
         # Not buffers: transformers' from_pretrained overwrites non-persistent ones with uninitialised memory.
-        self._tables = self._placed = _monomial_tables(self.dim_in, self.degree)
+        self._tables = self._placed = _monomial_tables(
+            self.dim_in, self.degree
+        )  # placed: as the last input, roots of counts
 
     def forward(self, x: Tensor) -> Tensor:
         x = _widen(x, self.log_coefficients_offset)
-        if self._placed[0][0].device != x.device:
-            self._placed = [tuple(table.to(x.device) for table in tables) for tables in self._tables]
+        placed = self._placed
+        if placed[0][2].dtype != x.dtype or placed[0][2].device != x.device:
+            placed = [(p.to(x.device), i.to(x.device), n.to(x).sqrt()) for p, i, n in self._tables]
+            if type(placed[0][2]) is Tensor and not torch.compiler.is_compiling() and not transformed():
+                self._placed = placed
         batch, power = x.shape[:-1], x
         powers = [x.new_ones(*batch, 1), x]
-        for parent, last, _ in self._placed[1:]:
+        for parent, last, _ in placed[1:]:
             # gather by an expanded index: 2-4 times as fast as index_select on the last axis, both ways
             power = power.gather(-1, parent.expand(*batch, -1)) * x.gather(-1, last.expand(*batch, -1))
             powers.append(power)
         first, *rest = _kernel_roots(self.log_coefficients.to(x.dtype))
-        scales = [first] + [root * count.to(x.dtype).sqrt() for root, (_, _, count) in zip(rest, self._placed)]
+        scales = [first] + [root * scale for root, (_, _, scale) in zip(rest, placed)]
         return torch.cat(powers, dim=-1) * torch.cat(scales, dim=-1)
 
 

@@ -46,18 +46,21 @@ def token_kernels(
         return None
     if torch._C._are_functorch_transforms_active() or torch.is_autocast_enabled("cpu"):
         return None
-    dtype = None
-    for x in (*tensors, *parameters):
-        if x is not None:
-            dtype = dtype or x.dtype
-            if type(x) not in PLAIN or not x.is_cpu or x.dtype != dtype:
-                return None
-    for x, shape in zip(parameters, shapes, strict=True):
-        if (x is None) != (shape is None) or (x is not None and (x.shape != shape or not x.is_contiguous())):
-            return None
-    if dtype not in (torch.float32, torch.float64):
+    first = tensors[0]
+    if first is None or first.dtype not in (torch.float32, torch.float64):
         return None
-    return _token() if _token().why_not() is None else None
+    dtype = first.dtype
+    for x in tensors:
+        if x is not None and (type(x) not in PLAIN or not x.is_cpu or x.dtype is not dtype):
+            return None
+    for x, shape in zip(parameters, shapes, strict=True):
+        if x is None:
+            if shape is not None:
+                return None
+        elif x.shape != shape or type(x) not in PLAIN or not (x.is_cpu and x.dtype is dtype and x.is_contiguous()):
+            return None
+    token = _token()
+    return token if token.why_not() is None else None
 
 
 def plain(*modules: torch.nn.Module | None) -> bool:

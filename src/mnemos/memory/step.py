@@ -68,8 +68,10 @@ def _step(
         k, v, gate = (torch.cat(pair, 1) for pair in zip(window, (k, v, gate)))  # B c H ...
         window = [k[:, 1:], v[:, 1:], gate[:, 1:]]
     target = v - k if spec.residual and spec.objective == "l2" else v
-    entries = (_heads_first(k if features is None else features(k)), _heads_first(target))
-    query = _heads_first(q if features is None else features(q))
+    lifted_q, lifted_k = q, k
+    if features is not None:
+        lifted_k, lifted_q = features(torch.cat((k, q), 1)).split((k.shape[1], 1), 1)
+    entries, query = (_heads_first(lifted_k), _heads_first(target)), _heads_first(lifted_q)
     weight = None if gate is None else gate.transpose(1, 2).reshape(-1, spec.window, 1)  # G c 1
     lag = lag_weights(gates, spec, dtype)
     if lag is not None:

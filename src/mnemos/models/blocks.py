@@ -101,6 +101,9 @@ class QKMixer(nn.Module):
         return self.gate(y, m, x), {"attention": attention, "memory": memory} if use_cache else None
 
 
+BLOCK_PARTS = "mixer_norm", "mixer", "feedforward_norm", "feedforward"
+
+
 class Block(GradientCheckpointingLayer):
     """x + mixer(norm(x)), then x + feedforward(norm(x))."""
 
@@ -132,13 +135,15 @@ class Block(GradientCheckpointingLayer):
     def _token(self, x: Tensor, state: State) -> tuple[Tensor, State] | None:
         """`forward` of one token, as one call of a kernel; None where there is none for this block or call. What is called and what
         it reads is looked up anew at every token: a block may be hooked, adapted or given other weights between two of them."""
-        mixer, feed, first, last = self.mixer, self.feedforward, self.mixer_norm, self.feedforward_norm
+        first, mixer, last, feed = map(self._modules.__getitem__, BLOCK_PARTS)
         parts = parts_of(mixer)
         if parts is None or x.numel() > FEW or (self.training and self.dropout):
             return None
         if not (type(feed) is SwiGLU and type(first) is type(last) is RMSNorm):
             return None
         memory, attention, gate, between = parts
+        if memory is not None and not memory.has_token_kernel:
+            return None
         up, down, joint = feed.gate_up, feed.down, None if gate is None else gate.linear
         if (joint is None) != (gate is None) or not plain(mixer, feed, first, last, *parts, up, down, joint):
             return None

@@ -63,6 +63,9 @@ class AttentionCache(RowCache):
         return dataclasses.replace(self, key=key, value=value, spare=0)
 
 
+WEIGHTS = "qkv", "q_norm", "k_norm", "out"  # parts with a weight that the one-token kernel reads
+
+
 class Attention(Heads):
     """Causal multi-head attention. x (B, T, dim) -> y (B, T, dim), and the cache to go on with.
 
@@ -182,8 +185,8 @@ class Attention(Heads):
 
     def _token_parameters(self) -> tuple[Tensor | None, ...]:
         """What the kernel for one token reads, in its order."""
-        norms = (None if norm is None else norm.weight for norm in (self.q_norm, self.k_norm))
-        return self.qkv.weight, *norms, self.out.weight
+        modules = map(self._modules.get, WEIGHTS)
+        return tuple(None if module is None else module._parameters["weight"] for module in modules)
 
     def begin_token(
         self, x: Tensor, cache: AttentionCache
@@ -192,7 +195,7 @@ class Attention(Heads):
         self.check(x, None, cache, AttentionCache)
         self._check_cache(cache, 0)
         W, P = self.window, cache.persistent
-        if W is None or not plain(self.qkv, self.q_norm, self.k_norm, self.out):
+        if W is None or not plain(*map(self._modules.get, WEIGHTS)):
             return None
         parameters = self._token_parameters()
         kernels = token_kernels(x, cache.key, cache.value, parameters=parameters, shapes=self._shapes)
