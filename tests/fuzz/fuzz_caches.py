@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -123,7 +124,7 @@ class Caches(Target):
             out = model(ids[:, t : t + length], past_key_values=now, use_cache=True)
             self.step("used")
             now, t = out.past_key_values, t + length
-            check_finite(out.logits, lambda: in_float64(model, ids[:, :t], cache))
+            check_finite(out.logits, partial(in_float64, model, ids[:, :t], cache))
         after = tensors_of(now)
         wrong = [name for name, x in positions.items() if not torch.equal(after[name], x + t)]
         if wrong or now.get_seq_length() != cache.get_seq_length() + t:

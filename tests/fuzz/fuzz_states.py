@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from random import Random
 
@@ -116,7 +116,7 @@ class States(Target):
             y, state = layer(x[:, t : t + length], state)
             self.step("used")
             t += length
-            check_finite(y, lambda: in_float64(layer, x[:, :t], kept))
+            check_finite(y, partial(in_float64, layer, x[:, :t], kept))
         self.compare(layer, kept)
         if not torch.equal(state.position, before + t):
             raise Mismatch(f"position {before.tolist()[:4]} became {state.position.tolist()[:4]} after {t} tokens")
