@@ -7,7 +7,7 @@ tokens of a row's first call are the model's persistent tokens. Shapes: B batch,
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -135,7 +135,8 @@ class Block(GradientCheckpointingLayer):
     def _token(self, x: Tensor, state: State) -> tuple[Tensor, State] | None:
         """`forward` of one token, as one call of a kernel; None where there is none for this block or call. What is called and what
         it reads is looked up anew at every token: a block may be hooked, adapted or given other weights between two of them."""
-        first, mixer, last, feed = map(self._modules.__getitem__, BLOCK_PARTS)
+        own: dict[str, Any] = self._modules
+        first, mixer, last, feed = map(own.__getitem__, BLOCK_PARTS)
         parts = parts_of(mixer)
         if parts is None or x.numel() > FEW or (self.training and self.dropout):
             return None
