@@ -4,13 +4,13 @@ and with many tiles in a piece."""
 from __future__ import annotations
 
 import functools
-import weakref
 
 import pytest
 import torch
 
 from helpers import assert_close, every_backend
-from mnemos.memory import Gates, MemorySpec, chain_engine, chain_plan, reference_scan, scan, tiles
+from mnemos.kernels import chain
+from mnemos.memory import Gates, MemorySpec, reference_scan, scan, tiles, torch_engine
 
 
 def inputs(spec: MemorySpec, batch: int, length: int, heads: int, dtype: torch.dtype):
@@ -90,8 +90,8 @@ MANY = [
 def test_many_tiles_and_states_made_again(choices, every, backend, monkeypatch):
     """More tiles than are prepared at once, and a last group that is not full."""
     monkeypatch.setattr(tiles, "TILE", 8)
-    for name in ("_save_every", "_save_every_native"):
-        monkeypatch.setattr(chain_plan, name, lambda spec, piece: every)
+    monkeypatch.setattr(chain, "_save_every", lambda piece: every)
+    monkeypatch.setattr(torch_engine, "_tiles_per_group", lambda piece: every)
     compare(MemorySpec(key_dim=4, value_dim=4, expansion=2, **choices), 2, 150, 2, torch.float64, 1e-10, backend)
 
 
@@ -111,28 +111,27 @@ def test_a_single_head_gets_states_of_their_own():
         assert x.untyped_storage().nbytes() == x.numel() * x.element_size()
 
 
-def test_under_autocast_tiles_are_given_up_as_the_scan_goes_on(monkeypatch):
-    """Buffers are not reused there: those of earlier tiles must not stay, or memory would grow with the length."""
-    alive: set[int] = set()
-    counts: list[int] = []
+@pytest.mark.parametrize("autocast", [False, True])
+def test_what_a_scan_keeps_for_its_backward_is_its_inputs_and_few_states(autocast):
+    """Activations of a tile and the states between groups of tiles are recomputed."""
+    spec, batch, heads = MemorySpec(key_dim=16, value_dim=16, chunk_size=4), 1, 1
+    state_bytes = 2 * 4 * sum(a * b for a, b in spec.shapes)
+    kept = []
+    for length in (256, 1024):
+        found: dict[int, int] = {}
 
-    class Counted(chain_engine.Tile):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            for z in self.Z:
-                alive.add(id(z))
-                weakref.finalize(z, alive.discard, id(z))
-            counts.append(len(alive))
+        def keep(x, found=found):
+            found[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            return x
 
-    monkeypatch.setattr(chain_engine, "Tile", Counted)
-    monkeypatch.setattr(tiles, "TILE", 4)
-    spec = MemorySpec(key_dim=4, value_dim=4, chunk_size=4)
-    most = []
-    for length in (80, 160):
-        counts.clear()
-        q, k, v, lr, momentum, retain, *W0 = inputs(spec, 2, length, 2, torch.float32)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            y, _ = scan(q, k, v, Gates(lr, momentum, retain), spec.initial_state(W0, batch=2), spec)
-            y.sum().backward()
-        most.append(max(counts))
-    assert most[0] == most[1] < 80 // 4
+        q, k, v, lr, momentum, retain, *W0 = inputs(spec, batch, length, heads, torch.float32)
+        with (
+            torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast),
+            torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x),
+        ):
+            gates = Gates(lr, momentum, retain)
+            y, _ = scan(q, k, v, gates, spec.initial_state(W0, batch=batch), spec, backend="torch")
+        kept.append(sum(found.values()))
+        y.sum().backward()
+    groups = [(length // 4) ** 0.5 for length in (256, 1024)]
+    assert kept[1] - kept[0] < 1.5 * state_bytes * (groups[1] - groups[0]) + 768 * 4 * 200, kept

@@ -1,4 +1,4 @@
-"""The chain engine's tiles in C++ (chain.cpp): same arguments and results as `memory.chain_engine`'s own loop.
+"""Scan of chunks in C++ (chain.cpp) for networks that are chains of fast maps, rule "gd", with its own backward.
 
 N tiles, G = batch x heads, L tokens and E entries of a tile, m = 2 matrices per map (W and S), or 1 without momentum.
 """
@@ -7,18 +7,105 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils import deterministic
 
-from ..memory.chain_plan import Plan
 from ..memory.derivatives import SCAN, first_order_only
-from ..memory.joints import GeGlu
 from ..memory.mode import MAPS
+from ..memory.rules import Coefficients
+from ..memory.spec import MemorySpec
+from ..memory.tiles import Piece
 from .border import View, check, fields, view
 from .build import Unavailable, gemm, library
+
+Maps = list[Tensor]
+
+
+class Plan(NamedTuple):
+    """Arguments of a kernel that are not tensors. widens: for each map, whether its output is at least as wide as its input."""
+
+    activations: tuple[str, ...]
+    widens: tuple[bool, ...]
+    l2: bool
+    before: bool
+    momentum: bool
+    fresh: bool
+    period: int
+    save_every: int
+    reads: bool
+    grad: bool
+
+
+def plan_of(spec: MemorySpec, piece: Piece, reads: bool, momentum: bool) -> Plan:
+    chain = spec.network.chain
+    assert chain is not None and piece.subchunks == 1
+    fused = [(spec.shapes[g[0]][0], sum(spec.shapes[i][1] for i in g)) for g in chain.groups]
+    return Plan(
+        activations=chain.joints,
+        widens=tuple(d_in <= d_out for d_in, d_out in fused),
+        l2=spec.objective == "l2",
+        before=spec.read == "before",
+        momentum=momentum,
+        fresh=piece.fresh,
+        period=piece.period,
+        save_every=_save_every(piece),
+        reads=reads,
+        grad=torch.is_grad_enabled(),
+    )
+
+
+def _save_every(piece: Piece) -> int:
+    """Tiles between two saved states. About 256 tokens were the fastest; the backward holds the tiles in between at once, so
+    there are never more of them than saved states."""
+    return max(1, min(256 // piece.length, 32, math.isqrt(piece.tiles)))
+
+
+def pack(maps: Maps, groups: tuple[tuple[int, ...], ...], widens: tuple[bool, ...]) -> Maps:
+    """Maps that share an input become one; all get their narrow axis first."""
+    fused = [torch.cat([maps[i] for i in g], -1) if len(g) > 1 else maps[g[0]] for g in groups] if maps else []
+    return [w if up else w.mT.contiguous() for w, up in zip(fused, widens)]
+
+
+def unpack(maps: Maps, groups: tuple[tuple[int, ...], ...], widens: tuple[bool, ...]) -> Maps:
+    """Inverse of `pack`. Each map gets memory of its own, so that a state continues the same way whether it was saved or not."""
+    fused = [w if up else w.mT for w, up in zip(maps, widens)]
+    parts = [part for x, g in zip(fused, groups) for part in (x.chunk(len(g), -1) if len(g) > 1 else (x,))]
+    return [part.clone(memory_format=torch.contiguous_format) for part in parts]
+
+
+def run(
+    spec: MemorySpec,
+    piece: Piece,
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    coefficients: Coefficients,
+    W: Maps,
+    S: Maps,
+    A: Maps,
+) -> tuple[Tensor | None, Maps, Maps]:
+    """Run the tiles of one piece. q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V)."""
+    assert spec.network.chain is not None
+    plan = plan_of(spec, piece, q is not None, bool(S))
+    form = spec.network.chain.groups, plan.widens
+    C, beta, f, n_end, m_end = coefficients
+    C, n_end = -C, -n_end
+    end = torch.stack([C[:, :, -1], n_end], -1) if S else C[:, :, -1].unsqueeze(-1)  # N G E m
+    keep = torch.stack([beta[..., -1], m_end], -1) if S else beta[..., -1:]  # N G m
+    state = pack(W, *form)
+    if S:
+        state = [torch.cat(pair, 1) for pair in zip(state, pack(S, *form))]
+    given = [] if piece.fresh else pack(A, *form)
+    query = k.new_zeros(0) if q is None else q
+    y, *state = Chain.apply(plan, query, k, v, C, beta, f, end, keep, *state, *given)
+    W = unpack([x[:, : x.shape[1] // (2 if S else 1)] for x in state], *form)
+    S = unpack([x[:, x.shape[1] // 2 :] for x in state], *form) if S else []
+    return (None if q is None else y), W, S
+
 
 Many = ctypes.c_int64 * MAPS
 Views = View * MAPS
@@ -115,7 +202,7 @@ def sizes_of(plan: Plan, k: Tensor, tokens: int, m: int, state: list[Tensor], sa
         torch.are_deterministic_algorithms_enabled() and deterministic.fill_uninitialized_memory,  # ty: ignore[missing-attribute]
         Many(*(a for a, _ in ends)),
         Many(*(b for _, b in ends)),
-        Many(*(int(joint is GeGlu) for joint in plan.joints)),
+        Many(*(int(name == "geglu") for name in plan.activations)),
     )
 
 
@@ -127,7 +214,7 @@ class Chain(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, plan: Plan, q, k, v, C, beta, f, end, keep, *mats):
-        n = len(plan.joints) + 1
+        n = len(plan.widens)
         tensors = [x.contiguous() for x in (q, k, v, C, beta, f, end, keep)]
         state, given = ([x.contiguous() for x in xs] for xs in (mats[:n], mats[n:]))
         saving = plan.grad and any(ctx.needs_input_grad)

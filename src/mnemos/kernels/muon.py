@@ -1,4 +1,4 @@
-"""The tiles of rule "muon" in C++ (muon.cpp): same arguments and results as `memory.chain_muon`'s own loop.
+"""Scan of commit intervals of rule "muon" in C++ (muon.cpp), for networks that are chains of fast maps, with its own backward.
 
 N tiles, G = batch x heads, L tokens and E entries of a tile.
 """
@@ -6,14 +6,62 @@ N tiles, G = batch x heads, L tokens and E entries of a tile.
 from __future__ import annotations
 
 import ctypes
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from ..memory.chain_muon import MuonPlan
 from ..memory.derivatives import SCAN, first_order_only
-from ..memory.newton_schulz import FLOOR, STAGE, WIDE
+from ..memory.newton_schulz import FLOOR, STAGE, WIDE, polynomials
+from ..memory.rules import Coefficients
+from ..memory.spec import NS_COEFFICIENTS, MemorySpec, Polynomial
+from ..memory.tiles import Piece
 from .border import fields
-from .chain import Many, Views, call, room, sizes_of
+from .chain import Many, Maps, Plan, Views, call, pack, plan_of, room, sizes_of, unpack
+
+TOKENS_PER_STATE = 64  # between two saved states, at least
+LARGE_STATE_NUMEL = 1 << 20  # of a head's weights, from which on twice as many: memory is scarcer than time there
+
+
+class MuonPlan(NamedTuple):
+    chain: Plan
+    commit: bool
+    parts: tuple[int, ...]  # matrices side by side in each fused map
+    coefficients: tuple[Polynomial, ...]  # of each iteration
+
+
+def run(
+    spec: MemorySpec,
+    piece: Piece,
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    coefficients: Coefficients,
+    lr: Tensor,
+    W: Maps,
+    S: Maps,
+    A: Maps,
+) -> tuple[Tensor | None, Maps, Maps]:
+    """Run the tiles of one piece. q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V), lr: (N, G, L)."""
+    chain = spec.network.chain
+    assert chain is not None
+    apart = TOKENS_PER_STATE * (2 if sum(i * o for i, o in spec.shapes) >= LARGE_STATE_NUMEL else 1)
+    save_every = max(1, min(apart // piece.stride, int(piece.tiles**0.5)))
+    plan = MuonPlan(
+        chain=plan_of(spec, piece, q is not None, bool(S))._replace(save_every=save_every),
+        commit=piece.commit,
+        parts=tuple(len(group) for group in chain.groups),
+        coefficients=polynomials(NS_COEFFICIENTS[spec.ns_coefficients], spec.ns_steps),
+    )
+    form = chain.groups, plan.chain.widens
+    given = [] if piece.fresh else pack(A, *form)
+    fused = pack(W, *form)
+    momenta = pack(S, *form) if S else [torch.zeros_like(w) for w in fused]
+    query = k.new_zeros(0) if q is None else q
+    _, beta, _, n, m = coefficients
+    y, *state = Muon.apply(plan, query, k, v, beta, -n, m, lr[..., -1], *fused, *momenta, *given)
+    D = len(fused)
+    return (None if q is None else y), unpack(state[:D], *form), unpack(state[D:], *form) if S else []
 
 
 class Rule(ctypes.Structure):

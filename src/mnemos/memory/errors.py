@@ -7,7 +7,6 @@ G = batch x heads, E entries, D lifted key dim, V value dim.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 
@@ -16,40 +15,35 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .objectives import error, loss
-from .recompute import recomputed
 from .spec import MemorySpec
-from .workspace import SMALL
 
+SMALL_NUMEL = 16384  # below it, torch's fused GELU costs more to set up than a few plain operations
 Uses = list[list[tuple[Tensor, Tensor]]]  # for each fast map, the (inputs, errors) of each time the network used it
 
 
-def errors_at_anchor(spec: MemorySpec, k: Tensor, v: Tensor, A: list[Tensor]) -> Uses:
+def errors_at_anchor(spec: MemorySpec, k: Tensor, v: Tensor, A: list[Tensor], matmul=torch.bmm) -> Uses:
     """Inputs and errors of every fast map for keys k (G, E, D) and values v (G, E, V) at weights A."""
-    if spec.network.chain is not None:
-        return chain_errors(spec, k, v, A)
-    if not torch.is_grad_enabled():
-        return autograd_errors(spec, k, v, A)
-    return _by_map(*recomputed(functools.partial(_by_autograd, spec), k, v, *A))
+    return chain_errors(spec, k, v, A, matmul) if spec.network.chain is not None else autograd_errors(spec, k, v, A)
 
 
-def chain_errors(spec: MemorySpec, k: Tensor, v: Tensor, A: list[Tensor]) -> Uses:
+def chain_errors(spec: MemorySpec, k: Tensor, v: Tensor, A: list[Tensor], matmul=torch.bmm) -> Uses:
     """The chain rule, written out in operations that autograd can differentiate again."""
     chain, objective = spec.network.chain, spec.objective
     assert chain is not None
     inputs, pulls = [k], []
     for group, joint in zip(chain.groups, chain.joints):
-        u, pull = JOINTS[joint]([torch.bmm(inputs[-1], A[i]) for i in group])
+        u, pull = JOINTS[joint]([matmul(inputs[-1], A[i]) for i in group])
         inputs.append(u)
         pulls.append(pull)
     (last,) = group = chain.groups[-1]
-    output = torch.bmm(inputs[-1], A[last]) if objective == "l2" else None
+    output = matmul(inputs[-1], A[last]) if objective == "l2" else None
     errors = [error(objective, output, v)]
     uses: Uses = [[] for _ in A]
     uses[last].append((inputs[-1], errors[0]))
     for before, pull, x in zip(chain.groups[-2::-1], reversed(pulls), inputs[-2::-1]):
-        back = torch.bmm(errors[0], A[group[0]].mT)
+        back = matmul(errors[0], A[group[0]].mT)
         for i, e in zip(group[1:], errors[1:]):
-            back = torch.baddbmm(back, e, A[i].mT)
+            back = back + matmul(e, A[i].mT)
         errors, group = pull(back), before
         for i, e in zip(group, errors):
             uses[i].append((x, e))
@@ -59,7 +53,7 @@ def chain_errors(spec: MemorySpec, k: Tensor, v: Tensor, A: list[Tensor]) -> Use
 def _gelu(z: list[Tensor]) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
     """gelu(z), and the function that takes errors behind it to those before it."""
     (p,) = z
-    if p.numel() >= SMALL:
+    if p.numel() >= SMALL_NUMEL:
         return F.gelu(p), lambda back: [torch.ops.aten.gelu_backward(back, p)]
     cdf = (p * math.sqrt(0.5)).erf() * 0.5 + 0.5
 

@@ -130,17 +130,17 @@ def choose_mode(backend: str, k: Tensor, spec: MemorySpec) -> Mode:
 
 
 def chain_kernel():
-    """The chain engine's loop as a kernel, imported when it is first wanted."""
-    from ..kernels.chain import Chain
+    """kernels/chain.py's `run`, imported at first use."""
+    from ..kernels.chain import run
 
-    return Chain
+    return run
 
 
 def muon_kernel():
-    """The same of rule "muon"."""
-    from ..kernels.muon import Muon
+    """kernels/muon.py's `run`, imported at first use."""
+    from ..kernels.muon import run
 
-    return Muon
+    return run
 
 
 def layer_kernel(backend: str, *tensors: Tensor | None):

@@ -14,8 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .workspace import without_autocast
-
 UNDERFLOW = {torch.float32: 1e-30, torch.float64: 1e-290}
 
 
@@ -43,10 +41,10 @@ class _DecayProducts(torch.autograd.Function):
         return P
 
     @staticmethod
-    @without_autocast
-    def backward(ctx, dP: Tensor) -> Tensor:
-        (P,) = ctx.saved_tensors
-        Z = P.mT @ dP.tril()  # Z[r,s] = sum_{t>=r} P[t,r] dP[t,s]
+    def backward(ctx, *grads: Tensor) -> Tensor:
+        (P,), (dP,) = ctx.saved_tensors, grads
+        with torch.autocast(P.device.type, enabled=False):  # whatever is enabled where `.backward()` is called
+            Z = P.mT @ dP.tril()  # Z[r,s] = sum_{t>=r} P[t,r] dP[t,s]
         inner = (Z[..., 1:, :-1] * P[..., :-1, :-1]).sum(-1)  # P[r-1,s] is 0 for s >= r
         return torch.nn.functional.pad(inner, (1, 0))
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from . import autograd_engine, chain_engine, chain_muon, exp_engine
+from . import exp_engine, torch_engine
 from .checks import check_inputs, check_query
 from .derivatives import refuse_transforms
-from .mode import Mode, choose_mode
+from .mode import Mode, chain_kernel, choose_mode, muon_kernel
 from .pairs import Opened, close_pairs, open_pairs
 from .ragged import scan_ragged
 from .rules import gd_coefficients, muon_coefficients, window_matrix
@@ -234,12 +234,11 @@ def _run_piece(piece: Piece, tokens: Tokens, value: Tensor, W, S, A, spec: Memor
     q = None if tokens.lifted_query is None else to_tiles(tokens.lifted_query, piece)
     k = to_entries(tokens.lifted_key, piece, c)
     v = to_entries(value, piece, c)
-    if spec.network.chain is not None and spec.rule == "muon" and not spec.nesterov:
-        return chain_muon.run(spec, piece, q, k, v, coefficients, tiled.lr, W, S, A, tokens.mode)
-    moving_anchor = spec.anchor == "token" or (spec.structure == "linear" and piece.subchunks > 1)  # solved, not looped
-    if spec.network.chain is not None and spec.rule == "gd" and not moving_anchor:
-        return chain_engine.run(spec, piece, q, k, v, coefficients, W, S, A, tokens.mode)
-    return autograd_engine.run(spec, piece, q, k, v, coefficients, tiled.lr, tiled.retain, W, S, A)
+    if tokens.mode.native and spec.rule == "muon":
+        return muon_kernel()(spec, piece, q, k, v, coefficients, tiled.lr, W, S, A)
+    if tokens.mode.native:
+        return chain_kernel()(spec, piece, q, k, v, coefficients, W, S, A)
+    return torch_engine.run(spec, piece, q, k, v, coefficients, tiled.lr, tiled.retain, W, S, A, tokens.mode.low)
 
 
 def _tail(x: Tensor, n: int) -> Tensor:

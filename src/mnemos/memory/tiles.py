@@ -71,7 +71,7 @@ def _whole_chunks(start: int, count: int, b: int, spec: MemorySpec, together: bo
         part = next((d for d in range(tile, tile // 2, -1) if b % d == 0), b)
         return [Piece(start, count * (b // part), 1, part, b // part, True, True)]
     shared = 1
-    if together and spec.network.chain is not None and not spec.grows:
+    if together and spec.structure == "linear" and spec.rule == "gd" and not spec.grows:  # their errors are one solve
         shared = max(1, min(tile // b, ENTRIES // (spec.window - 1 + b)))
     pieces = []
     if count // shared:

@@ -1,6 +1,6 @@
-"""The engine for every memory: tiles written in ordinary operations, differentiated by autograd, recomputed in backward.
+"""The torch engine: chunks in ordinary operations for every memory, device and type, differentiated by autograd.
 
-`chain_engine` does the same work with a hand-written backward for chains under rule "gd".
+Groups of tiles are recomputed in the backward pass: memory holds the inputs and one state per group.
 N tiles, G = batch x heads, L tokens and E entries of a tile, D lifted key dim, V value dim.
 """
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from .errors import Uses, autograd_errors
+from .errors import Uses, errors_at_anchor
 from .newton_schulz import newton_schulz
 from .objectives import error
 from .recompute import recomputed
@@ -36,8 +36,13 @@ def run(
     W: list[Tensor],
     S: list[Tensor],
     A: list[Tensor],
+    low: torch.dtype | None = None,
 ) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
-    """Run the tiles of one piece. q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V), lr and retain: (N, G, L)."""
+    """Run the tiles of one piece. q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V), lr and retain: (N, G, L).
+
+    low: the type of matmuls, None for that of the inputs.
+    """
+    matmul = functools.partial(_matmul, low)
     maps = len(W)
     timed = (q, k, v, *coefficients, lr, retain)
 
@@ -49,13 +54,13 @@ def run(
         for i, (q, k, v, C, beta, f, n, m, lr, retain) in enumerate(zip(*map(_tiles, timed)), first):
             if piece.fresh and i % piece.period == 0:
                 A = W
-            y, W, S = _tile(spec, piece, q, k, v, Coefficients(C, beta, f, n, m), lr, retain, W, S, A)
+            y, W, S = _tile(spec, piece, matmul, q, k, v, Coefficients(C, beta, f, n, m), lr, retain, W, S, A)
             outputs.append(y)
         return (None if y is None else torch.stack(outputs), *W, *S, *A)
 
     state: list[Tensor] = [*W, *S, *A]
     states = len(state)
-    size = max(1, math.isqrt(piece.tiles)) if torch.is_grad_enabled() else piece.tiles
+    size = _tiles_per_group(piece) if torch.is_grad_enabled() else piece.tiles
     outputs = []
     for number, tensors in enumerate(zip(*(_tiles(x, size) for x in timed))):
         if torch.compiler.is_compiling() and torch.is_grad_enabled():
@@ -70,6 +75,11 @@ def run(
     return None if q is None else torch.cat(outputs), state[:maps], state[maps:-maps]
 
 
+def _tiles_per_group(piece: Piece) -> int:
+    """As many as there are groups: the backward pass then holds the fewest states and activations at a time."""
+    return max(1, math.isqrt(piece.tiles))
+
+
 def _tiles(x: Tensor | None, size: int | None = None) -> Iterable[Tensor | None]:
     """The tiles of x (N, ...), or groups of `size`: by one operation each, whose backward does not grow with N squared."""
     if x is None or x.numel() == 0:  # what the rule does not use
@@ -77,62 +87,78 @@ def _tiles(x: Tensor | None, size: int | None = None) -> Iterable[Tensor | None]
     return x.unbind(0) if size is None else x.split(size)
 
 
-def _tile(spec, piece, q, k, v, co, lr, retain, W, S, A):
+def _matmul(low: torch.dtype | None, a: Tensor, b: Tensor) -> Tensor:
+    """a @ b of stacked matrices, computed in the type `low` and returned in that of a."""
+    return torch.bmm(a, b) if low is None else torch.bmm(a.to(low), b.to(low)).to(a.dtype)
+
+
+def _tile(spec, piece, matmul, q, k, v, co, lr, retain, W, S, A):
     """One tile: gradients of its entries, reads of its tokens, state at its end."""
-    if spec.anchor == "token" or (spec.structure == "linear" and piece.subchunks > 1):
+    if moves_inside(spec, piece):
         uses: Uses = [[(k, _solve_errors(spec, piece, k, v, co, retain, W[0], S[0] if S else None))]]
     else:
-        uses = autograd_errors(spec, k, v, A)
+        uses = errors_at_anchor(spec, k, v, A, matmul)
     if spec.rule == "muon":
-        return _muon_tile(spec, piece, q, co, lr, W, S, uses)
+        return _muon_tile(spec, piece, matmul, q, co, lr, W, S, uses)
     y = None
     if q is not None:
         rows = slice(0, -1) if spec.read == "before" else slice(1, None)
         C, beta, f = co.C[:, rows], co.beta[:, rows, None], co.f[:, rows, None]
 
         def fast(i: int, x: Tensor) -> Tensor:
-            z = beta * (x @ W[i])
+            z = beta * matmul(x, W[i])
             if S:
-                z = z + f * (x @ S[i])
+                z = z + f * matmul(x, S[i])
             for a, d in uses[i]:
-                z = z - (C * (x @ a.mT)) @ d
+                z = z - matmul(C * matmul(x, a.mT), d)
             return z
 
         y = spec.network.forward(q, fast)
     last, beta, f = co.C[:, -1, :, None], co.beta[:, -1, None, None], co.f[:, -1, None, None]
-    W_end = [beta * w + (f * S[i] if S else 0.0) - sum((last * a).mT @ d for a, d in uses[i]) for i, w in enumerate(W)]
-    return y, W_end, _momentum_end(co, S, uses)
+    W_end = [beta * w + (f * S[i] if S else 0.0) - _outer(matmul, last, uses[i]) for i, w in enumerate(W)]
+    return y, W_end, _momentum_end(matmul, co, S, uses)
 
 
-def _momentum_end(co: Coefficients, S: list[Tensor], uses: Uses) -> list[Tensor]:
+def moves_inside(spec: MemorySpec, piece: Piece) -> bool:
+    """Whether the anchor moves inside a tile of the piece."""
+    return spec.anchor == "token" or (spec.structure == "linear" and piece.subchunks > 1)
+
+
+def _outer(matmul, weight: Tensor, use: list[tuple[Tensor, Tensor]]) -> Tensor | float:
+    """Weighted sum of the gradients of one map, over entries and uses. weight: (G, E, 1)."""
+    return sum((matmul((weight * a).mT, d) for a, d in use), 0.0)
+
+
+def _momentum_end(matmul, co: Coefficients, S: list[Tensor], uses: Uses) -> list[Tensor]:
     n, m = co.n.unsqueeze(-1), co.m[:, None, None]
-    return [m * s - sum((n * a).mT @ d for a, d in uses[i]) for i, s in enumerate(S)]
+    return [m * s - _outer(matmul, n, use) for s, use in zip(S, uses)]
 
 
-def _muon_tile(spec, piece, q, co, lr, W, S, uses):
-    """One commit interval, or a part of one that ends before its commit."""
-    moved = _momentum_end(co, S or [torch.zeros_like(w) for w in W], uses)
+def _muon_tile(spec, piece, matmul, q, co, lr, W, S, uses):
+    """One commit interval, or a part of one that ends before its commit. S is summed in full precision: Newton–Schulz lifts the
+    smallest directions of S to the size of all others, rounding errors included."""
+    moved = _momentum_end(torch.bmm, co, S or [torch.zeros_like(w) for w in W], uses)
     beta = co.beta.unsqueeze(-1)  # G L+1 1
     W_end = [beta[:, -1:] * w for w in W]
     if piece.commit:
         coefficients, along = NS_COEFFICIENTS[spec.ns_coefficients], moved
         if spec.nesterov:
-            along = _momentum_end(co._replace(n=co.C, m=co.f), S, uses)
+            along = _momentum_end(torch.bmm, co._replace(n=co.C, m=co.f), S, uses)
         W_end = [w + lr[:, -1:, None] * newton_schulz(s, spec.ns_steps, coefficients) for w, s in zip(W_end, along)]
     y = None
     if q is not None and spec.read == "before":
-        y = _read(spec, q, W, beta[:, :-1])
+        y = _read(spec, matmul, q, W, beta[:, :-1])
     elif q is not None and piece.commit:
-        y = _read(spec, q[:, -1:], W_end, beta[:, :1])
+        y = _read(spec, matmul, q[:, -1:], W_end, beta[:, :1])
         if q.shape[1] > 1:
-            y = torch.cat([_read(spec, q[:, :-1], W, beta[:, 1:-1]), y], 1)
+            y = torch.cat([_read(spec, matmul, q[:, :-1], W, beta[:, 1:-1]), y], 1)
     elif q is not None:
-        y = _read(spec, q, W, beta[:, 1:])
+        y = _read(spec, matmul, q, W, beta[:, 1:])
     return y, W_end, moved if S else []
 
 
-def _read(spec: MemorySpec, q: Tensor, W: list[Tensor], beta: Tensor) -> Tensor:
-    return spec.network.forward(q, lambda i, x: beta * (x @ W[i]))
+def _read(spec: MemorySpec, matmul, q: Tensor, W: list[Tensor], beta: Tensor) -> Tensor:
+    return spec.network.forward(q, lambda i, x: beta * matmul(x, W[i]))
 
 
 def _solve_errors(spec, piece, k, v, co, retain, W, S) -> Tensor:
