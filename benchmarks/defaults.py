@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mnemos.memory.layer import NeuralMemory
-from mnemos.memory.norm import RMSNorm
+from mnemos.nn.norm import RMSNorm
 
 
 class RecallModel(nn.Module):

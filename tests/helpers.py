@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mnemos.kernels.chain import why_not
+from mnemos.backends.cpu.chain import unavailable_reason
 
-NO_KERNEL = why_not(torch.float32)
+NO_KERNEL = unavailable_reason(torch.float32)
 needs_kernel = pytest.mark.skipif(NO_KERNEL is not None, reason=f"no compiled kernel: {NO_KERNEL}")
-every_backend = pytest.mark.parametrize("backend", ["torch", pytest.param("cpp", marks=needs_kernel)])
+every_backend = pytest.mark.parametrize("backend", ["torch", pytest.param("cpu", marks=needs_kernel)])
 
 TALE = "the memory of a model learns at test time what it has read so that nothing told is lost "
 TALE += "and every question about the first page of a book finds its answer on the last"

@@ -14,7 +14,7 @@ from fuzz_mutations import mutated
 from fuzz_target import Mismatch, Target, check_finite, check_numbers, check_positions
 
 from mnemos.models import MnemosCache, MnemosConfig, MnemosForCausalLM
-from mnemos.models.states import to_tensors
+from mnemos.models.cache_io import to_tensors
 
 VOCAB = 61
 MODELS: dict[str, dict[str, Any]] = {

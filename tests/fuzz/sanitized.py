@@ -32,7 +32,7 @@ def unavailable_reason() -> str | None:
 
 def _libraries() -> list[str]:
     """libasan must be the first library of the process; libstdc++ beside it lets it see torch's exceptions."""
-    from mnemos.kernels import build
+    from mnemos.backends.cpu import build
 
     try:
         compiler = build.compiler()[0]
@@ -64,7 +64,7 @@ def environment(cache: Path) -> dict[str, str]:
 
 def child(arguments: list[str]) -> int:
     """Change the flags before any kernel is compiled, then run what was asked for."""
-    from mnemos.kernels import build
+    from mnemos.backends.cpu import build
 
     kept = [flag for flag in build.FLAGS if not flag.startswith("-O")]
     build.FLAGS = [*kept, *SANITIZE]

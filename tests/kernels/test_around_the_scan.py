@@ -9,7 +9,7 @@ from torch import Tensor
 
 from helpers import assert_close, needs_kernel, randomise
 from mnemos.memory import NeuralMemory
-from mnemos.memory.norm import rms_norm
+from mnemos.nn.norm import rms_norm
 
 pytestmark = needs_kernel
 
@@ -46,7 +46,7 @@ NORMS = {
 @pytest.mark.parametrize("width", [0, 1, 2, 4])
 @pytest.mark.parametrize("length", [1, 2, 3, 50, 301])
 def test_mix_is_convolution_silu_and_norms(length, width, norms):
-    from mnemos.kernels.layer import Mix
+    from mnemos.backends.cpu.layer import Mix
 
     torch.manual_seed(0)
     B, H, dims = 2, 3, (5, 5, 7)
@@ -60,7 +60,7 @@ def test_mix_is_convolution_silu_and_norms(length, width, norms):
 
 @pytest.mark.parametrize("kept", [(0,), (1, 2), (3,)])
 def test_mix_with_some_gradients_missing(kept):
-    from mnemos.kernels.layer import Mix
+    from mnemos.backends.cpu.layer import Mix
 
     torch.manual_seed(0)
     x, tail = (torch.randn(2, n, 30, dtype=torch.float64, requires_grad=True) for n in (9, 3))
@@ -96,7 +96,7 @@ def test_gated_norm_is_its_formula_and_can_be_differentiated_twice(scale, gated)
 )
 def test_a_layer_gives_the_same_with_and_without_kernels(choices):
     torch.manual_seed(0)
-    layers = [NeuralMemory(dim=24, heads=3, chunk_size=8, backend=b, **choices).double() for b in ("torch", "cpp")]
+    layers = [NeuralMemory(dim=24, heads=3, chunk_size=8, backend=b, **choices).double() for b in ("torch", "cpu")]
     randomise(layers[0])
     layers[1].load_state_dict(layers[0].state_dict())
     x = torch.randn(2, 31, 24, dtype=torch.float64)

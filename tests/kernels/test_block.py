@@ -11,11 +11,11 @@ from decoding import Adapted, tensors
 from torch import nn
 
 from helpers import assert_close, needs_kernel
-from mnemos.kernels import token
+from mnemos.backends.cpu import token
 from mnemos.memory import Gates, NeuralMemory
-from mnemos.memory.linear import Linear
 from mnemos.models import MnemosForCausalLM, presets
 from mnemos.nn import SwiGLU
+from mnemos.nn.linear import Linear
 
 pytestmark = needs_kernel
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from helpers import assert_close, needs_kernel
-from mnemos.kernels import build, chain, layer
+from mnemos.backends.cpu import build, chain, layer
+from mnemos.dispatch import reasons
 from mnemos.memory import Gates, MemorySpec, NeuralMemory, scan
-from mnemos.memory.mode import choose_mode, step_by_kernel
 
 SPEC = MemorySpec(key_dim=8, value_dim=8, chunk_size=16)
 MUON = MemorySpec(key_dim=8, value_dim=8, chunk_size=16, rule="muon")
@@ -25,7 +25,7 @@ def tokens(batch: int = 2, length: int = 77, heads: int = 3, spec: MemorySpec = 
 @pytest.fixture
 def fresh(monkeypatch):
     """What is known about the machine's compiler is found out anew, and forgotten afterwards."""
-    caches = build.library, build.gemm, chain.why_not, layer.available
+    caches = build.library, build.gemm, chain.unavailable_reason, layer._unavailable_reason
     for cached in caches:
         cached.cache_clear()
     yield monkeypatch
@@ -41,7 +41,7 @@ def test_any_number_of_threads_gives_the_same_bits(spec):
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             q, *rest = tokens(spec=spec)
-            y, state = scan(q, *rest, spec, backend="cpp")
+            y, state = scan(q, *rest, spec, backend="cpu")
             found.append([y, *state.weights, *torch.autograd.grad(y.square().sum(), q)])
     finally:
         torch.set_num_threads(before)
@@ -61,7 +61,7 @@ WIDE = dict(dim=136, heads=1)  # 544 hidden dims: deeper than the kernels' own p
 def test_a_layer_learns_the_same_by_either_backend(choices):
     choices = dict(dim=32, heads=2) | choices
     x, grads = torch.randn(2, 100, choices["dim"]), []
-    for backend in ("torch", "cpp"):
+    for backend in ("torch", "cpu"):
         torch.manual_seed(1)
         layer = NeuralMemory(chunk_size=16, backend=backend, **choices)
         layer(x)[0].square().sum().backward()
@@ -75,8 +75,8 @@ def test_without_a_compiler_the_torch_path_does_the_work(fresh):
     y, _ = scan(*tokens(), SPEC)
     right, _ = scan(*tokens(), SPEC, backend="torch")
     assert torch.equal(y, right)
-    with pytest.raises(ValueError, match=r"backend='cpp' cannot be had: there is no C\+\+ compiler"):
-        scan(*tokens(), SPEC, backend="cpp")
+    with pytest.raises(ValueError, match=r"backend='cpu' is not available: there is no C\+\+ compiler"):
+        scan(*tokens(), SPEC, backend="cpu")
 
 
 def test_a_compiler_that_fails_is_quoted(fresh, tmp_path):
@@ -84,7 +84,7 @@ def test_a_compiler_that_fails_is_quoted(fresh, tmp_path):
     fresh.setattr(build, "FLAGS", ["-no-such-flag-of-any-compiler"])
     if build.shutil.which("c++") is None:
         pytest.skip("there is no C++ compiler here")
-    assert "failed: " in str(chain.why_not(torch.float32))
+    assert "failed: " in str(chain.unavailable_reason(torch.float32))
     assert list((tmp_path / "mnemos" / "kernels").iterdir()) == []
 
 
@@ -110,7 +110,7 @@ def test_a_cache_that_others_may_write_to_is_not_used(fresh, tmp_path):
     folder.chmod(0o777)
     if build.shutil.which("c++") is None:
         pytest.skip("there is no C++ compiler here")
-    assert "can be written to by others" in str(chain.why_not(torch.float32))
+    assert "can be written to by others" in str(chain.unavailable_reason(torch.float32))
 
 
 def test_what_the_kernel_does_not_know_goes_by_torch():
@@ -120,11 +120,11 @@ def test_what_the_kernel_does_not_know_goes_by_torch():
         MemorySpec(key_dim=8, value_dim=8, depth=17),
         MemorySpec(key_dim=8, value_dim=8, depth=17, rule="muon"),
     ):
-        assert not choose_mode("auto", k, spec).native
+        assert reasons("scan", k, spec)["cpu"] is not None
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert not choose_mode("auto", k, SPEC).native
+        assert "autocast" in str(reasons("scan", k, SPEC)["cpu"])
     with torch.no_grad():
-        assert not step_by_kernel("auto", k[:, :1], MUON)
-    assert not choose_mode("torch", k, SPEC).native
-    with pytest.raises(ValueError, match="backend='cuda' must be one of auto, torch, cpp"):
-        choose_mode("cuda", k, SPEC)
+        assert "rule='gd' only" in str(reasons("step", k[:, :1], MUON)["cpu"])
+    assert reasons("scan", k, SPEC)["torch"] is None
+    with pytest.raises(ValueError, match="backend='cuda' is unknown; choose one of 'auto', 'torch', 'cpu'"):
+        scan(*tokens(), SPEC, backend="cuda")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from helpers import needs_kernel
-from mnemos.kernels.build import HERE, compiler
+from mnemos.backends.cpu.build import HERE, compiler
 
 WIDTHS = {"native": [], "no avx512": ["-mno-avx512f"], "no avx": ["-mno-avx"]}
 ROWS, COLUMNS, DEPTHS = (1, 3, 8, 14, 67), (1, 4, 15, 16, 17, 33, 49, 66, 131), (1, 2, 16, 37)

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from decoding import Adapted, tensors
 
 from helpers import assert_close, needs_kernel
-from mnemos.kernels import build, chain, layer, token
+from mnemos.backends.cpu import build, chain, layer, token
 from mnemos.memory import Gates, MemorySpec, MemoryState, NeuralMemory, step
-from mnemos.memory.linear import Linear
-from mnemos.memory.norm import l2_normalize, rms_norm
 from mnemos.models import MnemosCache, MnemosForCausalLM, presets
 from mnemos.models.gate import Gate
 from mnemos.nn import Attention, SwiGLU
+from mnemos.nn.linear import Linear
+from mnemos.nn.norm import l2_normalize, rms_norm
 
 pytestmark = needs_kernel
 
@@ -60,7 +60,7 @@ def test_a_step_is_that_of_torch_in_place_or_not_for_rows_at_any_position(seed):
     given = [draw.random() < 0.7 for _ in range(5)]
     W0 = [torch.randn(H, *shape, dtype=torch.float64) * 0.3 for shape in spec.shapes]
     kept = [w.clone() for w in W0]
-    states = {kind: spec.initial_state(W0, B) for kind in ("torch", "cpp", "inplace")}
+    states = {kind: spec.initial_state(W0, B) for kind in ("torch", "cpu", "inplace")}
     for t in range(14):
         q, k = torch.randn(2, B, 1, H, spec.key_dim, dtype=torch.float64) * 0.4
         v, gates = torch.randn(B, 1, H, spec.value_dim, dtype=torch.float64), draw_gates(B, H, spec, given)
@@ -69,10 +69,10 @@ def test_a_step_is_that_of_torch_in_place_or_not_for_rows_at_any_position(seed):
         for kind, state in states.items():
             state.inplace = kind == "inplace"
             before = None if state.inplace else [x.clone() for x in tensors(state)]
-            backend = "torch" if kind == "torch" else "cpp"
+            backend = "torch" if kind == "torch" else "cpu"
             found[kind], states[kind] = step(q, k, v, gates, state, spec, mask=mask, backend=backend)
             assert before is None or all(torch.equal(a, b) for a, b in zip(before, tensors(state)))
-        for kind in ("cpp", "inplace"):
+        for kind in ("cpu", "inplace"):
             assert_close(found[kind], found["torch"], 1e-12)
             assert states[kind].phase == states["torch"].phase
             for a, b in zip(tensors(states[kind]), tensors(states["torch"])):
@@ -279,7 +279,7 @@ def test_any_number_of_threads_gives_the_same_bits(monkeypatch):
 
 @pytest.fixture
 def no_compiler(monkeypatch):
-    caches = build.library, build.gemm, chain.why_not, token.why_not, layer.available
+    caches = build.library, build.gemm, chain.unavailable_reason, token.unavailable_reason, layer._unavailable_reason
     for cached in caches:
         cached.cache_clear()
     monkeypatch.setattr(build.shutil, "which", lambda name: None)
@@ -295,8 +295,8 @@ def test_without_a_compiler_torch_decodes(no_compiler):
     _, state = layer(x[:, :8])
     state.inplace = True
     assert_close(layer(x[:, 8:], state)[0], right[:, 8:], 1e-10)
-    with pytest.raises(ValueError, match="backend='cpp' cannot be had"):
-        make_layer(backend="cpp")(x[:, :1])
+    with pytest.raises(ValueError, match="backend='cpu' is not available"):
+        make_layer(backend="cpu")(x[:, :1])
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from helpers import assert_close_rms
-from mnemos.memory.conv import CausalConv1d
+from mnemos.nn.conv import CausalConv1d
 
 f64 = torch.float64
 B, T, C = 2, 21, 5

@@ -24,16 +24,7 @@ from lists import (
 )
 
 from helpers import assert_close
-from mnemos.memory import (
-    Gates,
-    MemoryState,
-    make_features,
-    read,
-    reference_scan,
-    register_features,
-    scan,
-    step,
-)
+from mnemos.memory import Gates, MemoryState, make_features, read, reference_scan, register_features, scan, step
 from mnemos.memory.features import Monomials
 
 STRUCTURES = [{"structure": "linear"}, {"depth": 2}, {"depth": 3, "expansion": 1.5}]

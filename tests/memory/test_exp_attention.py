@@ -20,14 +20,7 @@ from lists import (
 )
 
 from helpers import assert_close, randomise
-from mnemos.memory import (
-    FeatureMap,
-    Gates,
-    MemorySpec,
-    NeuralMemory,
-    read,
-    scan,
-)
+from mnemos.memory import FeatureMap, Gates, MemorySpec, NeuralMemory, read, scan
 from mnemos.memory.features import Exp
 
 # Softmax attention --------------------------------------------------------------------------------------------------

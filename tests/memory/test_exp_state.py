@@ -16,11 +16,7 @@ from lists import (
 )
 
 from helpers import assert_close
-from mnemos.memory import (
-    MemorySpec,
-    MemoryState,
-    scan,
-)
+from mnemos.memory import MemorySpec, MemoryState, scan
 
 # The state ----------------------------------------------------------------------------------------------------------
 

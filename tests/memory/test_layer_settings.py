@@ -13,7 +13,7 @@ from layers import DIM, T, build, f64, some
 from helpers import assert_close_rms
 from mnemos.memory.config import NeuralMemoryConfig
 from mnemos.memory.layer import NeuralMemory
-from mnemos.memory.norm import RMSNorm, l2_normalize, rms_norm
+from mnemos.nn.norm import RMSNorm, l2_normalize, rms_norm
 
 
 def test_muon_without_momentum_sums_since_the_last_commit():

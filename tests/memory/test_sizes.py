@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from helpers import assert_close, every_backend
-from mnemos.kernels import chain
-from mnemos.memory import Gates, MemorySpec, reference_scan, scan, tiles, torch_engine
+from mnemos.backends.cpu import chain
+from mnemos.backends.torch import chunking as tiles
+from mnemos.backends.torch import engine as torch_engine
+from mnemos.memory import Gates, MemorySpec, reference_scan, scan
 
 
 def inputs(spec: MemorySpec, batch: int, length: int, heads: int, dtype: torch.dtype):

@@ -25,7 +25,7 @@ def feed(model: MnemosForCausalLM, ids: torch.Tensor, ends: list[int], cache: Mn
 
 
 def states_equal(a: MnemosCache, b: MnemosCache, tolerance: float = EXACT) -> None:
-    from mnemos.models.states import to_tensors
+    from mnemos.models.cache_io import to_tensors
 
     for i, (one, two) in enumerate(zip(a.layers, b.layers)):
         for name in one:

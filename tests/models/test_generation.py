@@ -11,7 +11,7 @@ from transformers.generation.streamers import BaseStreamer
 from zoo import each_block, logits, make, model_of, tokens
 
 from helpers import assert_close, randomise
-from mnemos.models.states import to_tensors
+from mnemos.models.cache_io import to_tensors
 
 
 @each_block

@@ -17,8 +17,8 @@ from zoo import VOCAB, each_block, logits, make, model_of, small_config, tokens
 from helpers import assert_close, randomise
 from mnemos.memory.files import write_tensors
 from mnemos.models import MnemosCache, MnemosConfig, MnemosForCausalLM, MnemosModel, presets
+from mnemos.models.cache_io import to_tensors
 from mnemos.models.loss import cross_entropy
-from mnemos.models.states import to_tensors
 
 
 def test_import_mnemos_registers_the_auto_classes_whichever_is_imported_first():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mnemos.report.health import Known, health
+from mnemos.report.diagnostics import Known, health
 
 GATE = {"mean": 0.5, "std": 0.1, "near_0": 0.1, "near_1": 0.1}
 LAYER = {"gate": GATE, "lr": {"mean": 0.5}, "retain": {"mean": 0.99}, "surprise_before": 1.0, "surprise_after": 0.5}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mnemos.backends.torch.coefficients import gd_coefficients, window_matrix
 from mnemos.memory import Gates, MemorySpec, scan
-from mnemos.memory.rules import gd_coefficients, window_matrix
-from mnemos.report.resemblance import Writes, coefficients, resemblance
+from mnemos.report.attention_map import Writes, coefficients, resemblance
 from mnemos.report.spectrum import effective_rank, look, over_time
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from helpers import needs_kernel
-from mnemos.kernels import build, chain, layer
+from mnemos.backends.cpu import build, chain, layer
 
 pytestmark = [needs_kernel, pytest.mark.skipif(os.name != "posix", reason="files have owners on POSIX systems alone")]
 IS_ROOT = os.name == "posix" and os.geteuid() == 0
@@ -66,7 +66,7 @@ def refusal() -> str:
 
 def loads_elsewhere() -> bool:
     """The same in a process of its own, which a bad file could kill."""
-    code = "from mnemos.kernels import build; build.library('decay')"
+    code = "from mnemos.backends.cpu import build; build.library('decay')"
     environment = os.environ | {"PYTHONPATH": str(Path(build.__file__).parents[2])}
     return subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
 

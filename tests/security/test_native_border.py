@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from mnemos.kernels import chain, token
-from mnemos.kernels.build import Unavailable, library
+from mnemos.backends.cpu import chain, token
+from mnemos.backends.cpu.build import Unavailable, library
 from mnemos.memory import Gates, MemorySpec, NeuralMemory, scan, step
 from mnemos.nn import Attention
 
@@ -187,11 +187,11 @@ def test_the_scan_kernels_refuse_every_array_that_is_too_small(rule, backward, m
                 names.add(key)
         real(name, kind, what, dtype, back, **arrays)
 
-    monkeypatch.setattr("mnemos.kernels.chain.call", call)
-    monkeypatch.setattr("mnemos.kernels.muon.call", call)
+    monkeypatch.setattr("mnemos.backends.cpu.chain.call", call)
+    monkeypatch.setattr("mnemos.backends.cpu.muon.call", call)
     W0 = [torch.randn(2, 4, 16, requires_grad=True), torch.randn(2, 16, 4, requires_grad=True)]
     q, k, v = torch.randn(3, 1, 13, 2, 4, requires_grad=True)
     gates = Gates(lr=torch.rand(1, 13, 2), momentum=torch.rand(1, 13, 2), retain=torch.rand(1, 13, 2))
-    y, _ = scan(q, k, v, gates, spec.initial_state(W0, batch=1), spec, backend="cpp")
+    y, _ = scan(q, k, v, gates, spec.initial_state(W0, batch=1), spec, backend="cpu")
     y.sum().backward()
     assert len(names) >= (12 if backward else 10), sorted(names)

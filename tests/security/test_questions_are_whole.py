@@ -10,7 +10,7 @@ from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 
 from helpers import assert_close, randomise
 from mnemos.models import MnemosCache, MnemosConfig, MnemosForCausalLM
-from mnemos.models.states import to_tensors
+from mnemos.models.cache_io import to_tensors
 
 VOCAB, PAST, NEW = 61, 16, 6
 GREEDY = dict(max_new_tokens=NEW, do_sample=False)

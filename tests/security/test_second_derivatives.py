@@ -9,10 +9,10 @@ from torch.utils.checkpoint import checkpoint
 from helpers import every_backend
 from mnemos.memory import Gates, MemorySpec, NeuralMemory, Structure, newton_schulz, reference_scan, scan
 from mnemos.memory.features import Exp
-from mnemos.memory.norm import RMSNorm
+from mnemos.memory.networks import STRUCTURES
 from mnemos.memory.spec import NS_COEFFICIENTS
-from mnemos.memory.structures import STRUCTURES
 from mnemos.models.loss import cross_entropy
+from mnemos.nn.norm import RMSNorm
 
 T, H, D = 5, 2, 3
 SPECS = {

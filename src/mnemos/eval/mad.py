@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..choices import unknown
 from ..data.tasks import MAD_TASKS, mad
-from ..memory.norm import RMSNorm
+from ..nn.norm import RMSNorm
 from .recall import Progress, _device, _vocabulary, accuracy, logits_of
 
 

@@ -6,13 +6,12 @@ Needs torch and safetensors alone. Start with `NeuralMemory`, or with `MemorySpe
 from .config import NeuralMemoryConfig
 from .features import FeatureMap, make_features, register_features
 from .layer import NeuralMemory
+from .networks import Structure, register_structure
 from .newton_schulz import newton_schulz
 from .reference import reference_scan
-from .scan import read, scan
+from .scan import read, scan, step
 from .spec import Gates, MemorySpec
 from .state import MemoryState
-from .step import step
-from .structures import Structure, register_structure
 from .trace import Trace
 
 __all__ = [

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .checks import NotFiniteError
+from .validation import NotFiniteError
 
 
 def blame(layer: nn.Module, wrong: Exception, x: Tensor, mask: Tensor | None) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..choices import nearest
-from .mode import BACKENDS
+from ..dispatch import check_backend
 from .spec import MemorySpec
 
 GATES = ("token", "decay", "per-lag")
@@ -98,8 +98,7 @@ class NeuralMemoryConfig:
     backend: str = "auto"
 
     def __post_init__(self):
-        if self.backend not in BACKENDS:
-            raise ValueError(f"backend={self.backend!r:.60} is unknown; choose one of {', '.join(map(repr, BACKENDS))}")
+        object.__setattr__(self, "backend", check_backend(self.backend))
         for name, least in (
             ("dim", 1),
             ("heads", 1),

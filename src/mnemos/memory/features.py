@@ -16,8 +16,8 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from .constant import Constant
-from .derivatives import transformed
+from ..nn.constant import Constant
+from ..nn.derivatives import transformed
 
 
 class FeatureMap(nn.Module):

@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..nn.constant import Constant
+from ..nn.linear import Linear, linear
 from .config import NeuralMemoryConfig
-from .constant import Constant
-from .linear import Linear, linear
-from .mode import plain
 from .spec import Gates
 
 
@@ -108,13 +107,13 @@ class Gating(nn.Module):
     def _gates(self, x: Tensor) -> Gates:
         wide = torch.promote_types(x.dtype, torch.float32)
         bias = self._start.plus(self.offset, wide)
-        if self.linear.weight.dtype != wide or plain(self.linear):
-            mapped = linear(x.to(wide), self.linear.weight.to(wide), bias)
-        else:
+        if self.linear.weight.dtype == wide:
             mapped = self.linear(x.to(wide))
-            if mapped.shape[-1] != len(bias):
-                raise ValueError(f"gating.linear has {mapped.shape[-1]} outputs, but {len(bias)} are expected")
-            mapped = mapped + bias
+        else:
+            mapped = linear(x.to(wide), self.linear.weight.to(wide))
+        if mapped.shape[-1] != len(bias):
+            raise ValueError(f"gating.linear has {mapped.shape[-1]} outputs, but {len(bias)} are expected")
+        mapped = mapped + bias
         part = dict(zip(self.sizes, mapped.split(list(self.sizes.values()), dim=-1)))
         gates = Gates(lr=self.config.lr_ceiling * part["lr"].sigmoid())
         if "momentum" in part:

@@ -7,39 +7,29 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..dispatch import decode, find
+from ..nn.checkpoint import recomputed
+from ..nn.conv import CausalConv1d
+from ..nn.derivatives import refuse_transforms
+from ..nn.linear import Linear
+from ..nn.modules import is_unmodified
+from ..nn.norm import RMSNorm, rms_norm
 from .blame import blame
-from .checks import NotFiniteError, as_boundaries, check_cu_seqlens
 from .config import NeuralMemoryConfig, check_fields
-from .conv import CausalConv1d
-from .derivatives import refuse_transforms
 from .features import Exp, make_features
 from .gating import Gating, momentum_since_commit
-from .linear import Linear
-from .mode import layer_kernel, plain, shapes_of, step_by_kernel, token_kernels
-from .norm import RMSNorm, l2_normalize, rms_norm
-from .recompute import recomputed
-from .scan import read, scan
+from .projection import activate, project_heads
+from .scan import read, scan, step
 from .spec import Gates, MemorySpec
 from .state import MemoryState
-from .state_checks import check_place
-from .step import after_token, matrices, step
-from .trace import Trace, traced_scan
+from .trace import Trace
+from .validation import NotFiniteError, as_boundaries, check_cu_seqlens
 
-WEIGHTS = (
-    "qkv",
-    "conv",
-    "norm",
-    "start_norm",
-    "output_gate",
-    "out",
-)  # parts with a weight that the one-token kernel reads
 STRETCH = 1.2  # of the largest singular value that maps of a start are drawn with, as long as they may be
 
 
@@ -103,7 +93,6 @@ class NeuralMemory(nn.Module):
         self.start_norm = RMSNorm(self.spec.value_dim, config.eps) if config.reads_start else None
         self.output_gate = Linear(config.dim, H * self.spec.value_dim, bias=False) if config.output_gate else None
         self.out = Linear(H * self.spec.value_dim, config.dim, bias=False)
-        self._shapes = shapes_of(self._token_parameters())
         self.reset_parameters()
 
     @torch.no_grad()
@@ -185,10 +174,10 @@ class NeuralMemory(nn.Module):
 
     def _forward(self, x: Tensor, state: MemoryState | None, mask, cu_seqlens, trace: bool, ns_steps: int | None):
         cu_seqlens = None if cu_seqlens is None else as_boundaries(cu_seqlens)
-        x, state = self._check(x, state, mask, cu_seqlens)
+        x, state = self.check(x, state, mask, cu_seqlens)
         spec = self.spec if ns_steps is None else self.spec.with_ns_steps(ns_steps)
         if x.shape[1] == 1 and mask is None and cu_seqlens is None and not trace:
-            done = self._token(x, state)
+            done = decode(self, x, state, self.config.backend)
             if done is not None:
                 return done
         q, k, v, tail = self._project(x, state, mask, cu_seqlens)
@@ -200,6 +189,8 @@ class NeuralMemory(nn.Module):
                     "trace=True does not go with cu_seqlens; run the documents as rows of a batch, with a mask"
                 )
             position = _positions(x, state, mask, None)
+            traced_scan = find("traced_scan", "torch")
+            assert traced_scan is not None
             y, state, record = traced_scan(q, k, v, gates, state, spec, self.features, mask, position)
         elif x.shape[1] == 1 and cu_seqlens is None and not torch.is_grad_enabled():
             y, state = step(q, k, v, gates, state, spec, self.features, mask, self.config.backend)
@@ -210,61 +201,6 @@ class NeuralMemory(nn.Module):
             y = y + sum(p.flatten()[:0].sum() for p in self.parameters())  # 0: DDP waits for every parameter's gradient
         return (y, state) if record is None else (y, state, record)
 
-    def _token(self, x: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState] | None:
-        """`forward` of one token, as one call of a kernel; None where there is none for this layer or call."""
-        begin = self.begin_token(x, state)
-        if begin is None:
-            return None
-        call, after = begin()
-        y = call(x)
-        return None if y is None else (y, after())
-
-    @property
-    def has_token_kernel(self) -> bool:
-        """Whether a kernel knows this kind of layer at one token; whether it can do a given call, `begin_token` says."""
-        spec = self.spec
-        return spec.window == 1 and spec.rule == "gd" and spec.features == "identity" and not self.config.gate_parts
-
-    def begin_token(self, x: Tensor, state: MemoryState) -> Callable[[], tuple[Any, Callable[[], MemoryState]]] | None:
-        """Whether a kernel can do one token x (B, 1, dim) for this layer: None, or what to call for that. Nothing is changed until
-        then; it gives what to hand to the kernel, and a function that makes the new state once the kernel is done."""
-        config, spec = self.config, self.spec
-        if not self.has_token_kernel or not step_by_kernel(config.backend, x, spec):
-            return None
-        x, state = self._check(x, state, None, None)
-        check_place(state, x.shape[0])  # the kernel itself compares the matrices
-        if not plain(*map(self._modules.get, WEIGHTS), self.gating, self.gating.linear):
-            return None
-        parameters = self._token_parameters()
-        kernels = token_kernels(x, state.window_key, state.conv, parameters=parameters, shapes=self._shapes)
-        if kernels is None:
-            return None
-
-        def begin():
-            old, new = matrices(state, x.dtype, state.inplace)
-            call, tail = kernels.layer(x.shape[0], state.conv, parameters, config, old, new)
-
-            def after() -> MemoryState:
-                window = state.window_key, state.window_value, state.window_gate
-                final = after_token(state, *new, old[2], window, state.inplace)
-                final.conv = tail
-                return final
-
-            return call, after
-
-        return begin
-
-    def _token_parameters(self) -> tuple[Tensor | None, ...]:
-        """What the kernel for one token reads, in its order: the maps of the start are last."""
-        part = self._modules.get  # a third of the time of `self.conv`, at every token
-        qkv, mixing, norm, start, opening, out = (
-            None if module is None else module._parameters["weight"] for module in map(part, WEIGHTS)
-        )
-        gating = self.gating
-        offsets = gating.linear.weight, gating.offset, gating.retain_offset
-        maps = () if start is None or self.W0 is None else self.W0._parameters.values()
-        return qkv, mixing, *offsets, norm, start, opening, out, *maps
-
     def read(self, x: Tensor, state: MemoryState) -> Tensor:
         """Look up with x (B, T, dim), as if it came next, without writing it: -> (B, T, dim). The state stays as it is.
 
@@ -274,7 +210,7 @@ class NeuralMemory(nn.Module):
         """
         if state is None:
             raise ValueError("read needs a state: what mem(x) or mem.write(x) returned, or mem.initial_state(batch)")
-        x, state = self._check(x, state, None, None)
+        x, state = self.check(x, state, None, None)
         q = self._project(x, state, None, None)[0]
         return self._output(read(q, state, self.spec, self.features), q, x)
 
@@ -297,7 +233,7 @@ class NeuralMemory(nn.Module):
 
     def _write(self, x: Tensor, state: MemoryState | None, mask, cu_seqlens, ns_steps: int | None) -> MemoryState:
         cu_seqlens = None if cu_seqlens is None else as_boundaries(cu_seqlens)
-        x, state = self._check(x, state, mask, cu_seqlens)
+        x, state = self.check(x, state, mask, cu_seqlens)
         _, k, v, tail = self._project(x, state, mask, cu_seqlens)
         gates = self._gates(x, state, mask, cu_seqlens)
         spec = self.spec if ns_steps is None else self.spec.with_ns_steps(ns_steps)
@@ -307,31 +243,16 @@ class NeuralMemory(nn.Module):
     def _project(self, x, state: MemoryState, mask, cu_seqlens) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """q, k (B, T, H, K), v (B, T, H, V) and the convolution's new tail."""
         mixed, tail = self.qkv(x), None
-        kernel, weight = None, None if self.conv is None else self.conv.weight
-        fits = mixed.shape[-1] == sum(self.splits) and (weight is None or tuple(weight.shape) == self._shapes[1])
-        if fits and mask is None and cu_seqlens is None and plain(self.conv):
-            kernel = layer_kernel(self.config.backend, mixed, weight, state.conv)
-        if kernel is not None:
-            dims = tuple(n // self.heads for n in self.splits)
-            return kernel.Mix.apply(mixed, state.conv, weight, self.heads, dims, self._norms())
+        shape = self.heads, tuple(n // self.heads for n in self.splits), self._norms()
+        if mask is None and cu_seqlens is None and is_unmodified(self.conv):
+            weight = None if self.conv is None else self.conv.checked_weight()
+            return project_heads(mixed, state.conv, weight, *shape, backend=self.config.backend)
         if self.conv is not None:
             mixed, tail = self.conv(mixed, state.conv, mask, cu_seqlens)
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            return *recomputed(self._activate, mixed), tail  # elementwise work: done again it costs less than kept
-        return *self._activate(mixed), tail
-
-    def _activate(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = (part.unflatten(-1, (self.heads, -1)) for part in F.silu(mixed).split(self.splits, dim=-1))
-        if self.config.qk_norm == "l2":
-            q, k = l2_normalize(q, self.config.eps), l2_normalize(k, self.config.eps)
-        elif self.config.qk_norm == "rms":
-            q, k = rms_norm(q, eps=self.config.eps), rms_norm(k, eps=self.config.eps)
-        if self.config.value_bound is not None:
-            v = l2_normalize(v / self.config.value_bound, eps=1.0) * self.config.value_bound
-        return q, k, v
+        return *activate(mixed, *shape), tail
 
     def _norms(self) -> tuple[tuple[float, float], ...]:
-        """(alpha, epsilon) for q, k and v: each head s becomes s / sqrt(alpha Σ s² + epsilon), as `_activate` does it."""
+        """(alpha, epsilon) for q, k and v: each head s becomes s / sqrt(alpha Σ s² + epsilon), as `activate` takes them."""
         config, bound = self.config, self.config.value_bound
         keys = {"l2": (1.0, config.eps), "rms": (1 / self.spec.key_dim, config.eps)}.get(config.qk_norm, (0.0, 1.0))
         return keys, keys, (0.0, 1.0) if bound is None else (bound**-2, 1.0)
@@ -352,8 +273,8 @@ class NeuralMemory(nn.Module):
         return self.out(z.flatten(2))
 
     def _normed(self, norm: RMSNorm, y: Tensor, gate: Tensor | None) -> Tensor:
-        if plain(norm):
-            return rms_norm(y, norm.weight, norm.eps, gate, self.config.backend)
+        if is_unmodified(norm):
+            return rms_norm(y, norm.weight, norm.eps, gate, backend=self.config.backend)
         return norm(y) if gate is None else norm(y) * F.silu(gate)
 
     def _read_start(self, q: Tensor) -> Tensor:
@@ -371,7 +292,9 @@ class NeuralMemory(nn.Module):
         y = y.transpose(1, 2)
         return y + q if self.spec.residual else y
 
-    def _check(self, x: Tensor, state: MemoryState | None, mask, cu_seqlens) -> tuple[Tensor, MemoryState]:
+    def check(
+        self, x: Tensor, state: MemoryState | None = None, mask=None, cu_seqlens=None
+    ) -> tuple[Tensor, MemoryState]:
         """Refuse what does not fit, in words; fill in the state; blank masked tokens, which may hold anything."""
         refuse_transforms("NeuralMemory")
         if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[-1] != self.config.dim or 0 in x.shape:

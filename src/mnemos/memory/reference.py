@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .objectives import loss
-from .pairs import Pairs
+from .kv_memory import Pairs
+from .losses import loss
 from .spec import NS_COEFFICIENTS, Gates, MemorySpec
 from .state import MemoryState
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from .features import FEATURES
-from .objectives import OBJECTIVES
-from .structures import STRUCTURES, Chain, Structure
+from .losses import OBJECTIVES
+from .networks import STRUCTURES, Chain, Structure
 
 if TYPE_CHECKING:
     from .state import MemoryState
@@ -79,6 +79,15 @@ class Gates:
         timed = {name: getattr(self, name) for name in ("lr", "momentum", "retain", "gate", "lag")}
         mapped: dict[str, Any] = {name: None if x is None else function(x) for name, x in timed.items()}
         return Gates(**mapped, decay=self.decay)
+
+    def lag_weights(self, window: int, dtype: torch.dtype) -> Tensor | None:
+        """decay^j * lag_j, the weight of the token j steps back: (B, T, H, window), or None if all are 1."""
+        lag = None if self.lag is None else self.lag.to(dtype)
+        if self.decay is None or window == 1:
+            return lag
+        powers = torch.arange(window, device=self.decay.device)
+        decay = self.decay.to(dtype).unsqueeze(-1) ** powers  # H c
+        return decay.expand(*self.lr.shape, window) if lag is None else lag * decay
 
 
 @dataclass(frozen=True)
@@ -311,7 +320,7 @@ class MemorySpec:
         >>> spec.initial_state([torch.zeros(2, 4, 4)], batch=3).weights[0].shape
         torch.Size([3, 2, 4, 4])
         """
-        from .pairs import Pairs
+        from .kv_memory import Pairs
         from .state import MemoryState
 
         if not isinstance(batch, (int, torch.SymInt)) or isinstance(batch, bool) or batch < 1:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from .files import read_tensors, write_tensors
-from .pairs import Pairs
+from .kv_memory import Pairs
 from .spec import MemorySpec
-from .state_checks import check_state
+from .state_validation import check_state
 
 FORMAT = "mnemos.memory-state/1"
 

@@ -7,19 +7,20 @@ tokens of a row's first call are the model's persistent tokens. Shapes: B batch,
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from ..dispatch import decode
 from ..memory import NeuralMemory
-from ..memory.mode import FEW, Shape, plain, token_kernels
-from ..memory.norm import RMSNorm
 from ..nn import Attention, QKProjection, SwiGLU
+from ..nn.block import BlockParts, ResidualBlock
+from ..nn.norm import RMSNorm
 from .config import MnemosConfig
-from .context import ContextMixer
 from .gate import Gate, State, attention_choices
+from .mac import ContextMixer
 
 
 def make_attention(config: MnemosConfig, window: int | None) -> Attention:
@@ -104,7 +105,7 @@ class QKMixer(nn.Module):
 BLOCK_PARTS = "mixer_norm", "mixer", "feedforward_norm", "feedforward"
 
 
-class Block(GradientCheckpointingLayer):
+class Block(GradientCheckpointingLayer, ResidualBlock):
     """x + mixer(norm(x)), then x + feedforward(norm(x))."""
 
     def __init__(self, config: MnemosConfig, kind: str):
@@ -125,80 +126,30 @@ class Block(GradientCheckpointingLayer):
         use_cache: bool = False,
     ) -> tuple[Tensor, State | None]:
         if state is not None and x.shape[1] == 1 and mask is None and use_cache:
-            done = self._token(x, state)
+            done = decode(self, x, state)
             if done is not None:
                 return done
         y, state = self.mixer(self.mixer_norm(x), state, mask, persistent, use_cache)
         x = x + self._drop(y)
         return x + self._drop(self.feedforward(self.feedforward_norm(x))), state
 
-    def _token(self, x: Tensor, state: State) -> tuple[Tensor, State] | None:
-        """`forward` of one token, as one call of a kernel; None where there is none for this block or call. What is called and what
-        it reads is looked up anew at every token: a block may be hooked, adapted or given other weights between two of them."""
-        own: dict[str, Any] = self._modules
+    def parts(self) -> BlockParts | None:
+        own: dict[str, Any] = self._modules  # faster than attributes; this runs at every decoded token
         first, mixer, last, feed = map(own.__getitem__, BLOCK_PARTS)
-        parts = parts_of(mixer)
-        if parts is None or x.numel() > FEW or (self.training and self.dropout):
+        if self.training and self.dropout:
             return None
-        if not (type(feed) is SwiGLU and type(first) is type(last) is RMSNorm):
-            return None
-        memory, attention, gate, between = parts
-        if memory is not None and not memory.has_token_kernel:
-            return None
-        up, down, joint = feed.gate_up, feed.down, None if gate is None else gate.linear
-        if (joint is None) != (gate is None) or not plain(mixer, feed, first, last, *parts, up, down, joint):
-            return None
-        norms = first.weight, None if between is None else between.weight, last.weight
-        join, maps = () if gate is None or joint is None else (joint.weight, gate.offset), (up.weight, down.weight)
-        dim, hidden = x.shape[-1], feed.hidden
-        shapes: list[Shape | None] = [None if norm is None else (dim,) for norm in norms]
-        shapes += [] if gate is None else [(gate.heads, dim), (gate.heads,)]
-        shapes += [(2 * hidden, dim), (dim, hidden)]
-        kernels = token_kernels(x, parameters=(*norms, *join, *maps), shapes=shapes)
-        if kernels is None:
-            return None
-        begin = {}
-        for name, part in (("memory", memory), ("attention", attention)):
-            if part is not None:
-                function = part.begin_token(x, state[name])
-                if function is None:
-                    return None
-                begin[name] = function
-        calls, after = {}, {}
-        for name, function in begin.items():
-            calls[name], after[name] = function()
-        eps = first.eps, 0.0 if between is None else between.eps, last.eps
-        start, additive = (0.0, False) if gate is None else (gate.start, gate.mode == "additive")
-        y = kernels.block(x, norms, eps, join, start, additive, maps, **calls)
-        return None if y is None else (y, {name: after[name]() for name in state})
+        if type(mixer) is MemoryMixer:
+            return BlockParts(mixer.memory, None, None, None, first, last, feed)
+        if type(mixer) is AttentionMixer:
+            return BlockParts(None, mixer.attention, None, None, first, last, feed)
+        if type(mixer) is GateMixer and type(mixer.gate) is Gate:
+            return BlockParts(mixer.memory, mixer.attention, mixer.gate, None, first, last, feed)
+        if type(mixer) is LayerMixer:
+            return BlockParts(mixer.memory, mixer.attention, None, mixer.norm, first, last, feed)
+        return None
 
     def _drop(self, y: Tensor) -> Tensor:
         return F.dropout(y, self.dropout) if self.training and self.dropout else y
-
-
-class Parts(NamedTuple):
-    """What a mixer is made of; attention reads norm(x + memory) where there is a norm `between`."""
-
-    memory: NeuralMemory | None = None
-    attention: Attention | None = None
-    gate: Gate | None = None
-    between: RMSNorm | None = None
-
-
-def parts_of(mixer: nn.Module) -> Parts | None:
-    """The parts of a mixer that kernels know; None for another one, or where something else has taken the place of a part."""
-    if type(mixer) is MemoryMixer:
-        parts = Parts(mixer.memory)
-    elif type(mixer) is AttentionMixer:
-        parts = Parts(None, mixer.attention)
-    elif type(mixer) is GateMixer:
-        parts = Parts(mixer.memory, mixer.attention, mixer.gate)
-    elif type(mixer) is LayerMixer:
-        parts = Parts(mixer.memory, mixer.attention, None, mixer.norm)
-    else:
-        return None
-    kinds = NeuralMemory, Attention, Gate, RMSNorm
-    return parts if all(x is None or type(x) is kind for x, kind in zip(parts, kinds)) else None
 
 
 MIXERS = {

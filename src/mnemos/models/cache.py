@@ -13,10 +13,10 @@ from torch import Tensor
 
 from ..memory import MemoryState
 from ..memory.files import one_line, read_tensors, write_tensors
-from ..memory.state_checks import MAX_POSITION
+from ..memory.state_validation import MAX_POSITION
 from ..nn import QKCache
+from .cache_io import forms, from_tensors, to_tensors
 from .config import MnemosConfig
-from .states import forms, from_tensors, to_tensors
 
 FORMAT = "mnemos.cache/1"
 DEFINING = (

@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..memory.gating import logit
-from ..memory.linear import Linear
-from ..memory.mode import FEW, plain, token_kernels
-from ..memory.norm import RMSNorm
+from ..nn.linear import Linear
+from ..nn.norm import RMSNorm
 from .config import MnemosConfig
 
 State = dict[str, Any]  # the states of one layer by name
@@ -50,11 +49,6 @@ class Gate(nn.Module):
         if self.linear is None or self.offset is None:
             return y * m.sigmoid()
         additive = self.mode == "additive"
-        if x.numel() <= FEW and x.shape == y.shape == m.shape and plain(self.linear):
-            parameters = self.linear.weight, self.offset
-            kernels = token_kernels(x, y, m, parameters=parameters, shapes=((self.heads, x.shape[-1]), (self.heads,)))
-            if kernels is not None:
-                return kernels.join(x, y, m, *parameters, self.start, additive)
         g = self.opening(self.linear(x)).repeat_interleave(x.shape[-1] // self.heads, dim=-1)  # B T D
         return y + g * m if additive else g * y + (1 - g) * m
 

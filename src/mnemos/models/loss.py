@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..memory.derivatives import first_order_only
+from ..nn.derivatives import first_order_only
 
 IGNORED = -100
 BUDGET = 2**22  # logits alive at once

@@ -18,8 +18,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils import can_return_tuple
 
 from ..memory.files import one_line
-from ..memory.linear import Linear
-from ..memory.norm import RMSNorm
+from ..nn.linear import Linear
+from ..nn.norm import RMSNorm
 from .blocks import Block
 from .cache import MnemosCache
 from .config import MnemosConfig
@@ -38,7 +38,7 @@ from .folder import (
 from .generation import Record, check_mask, mask_of_new, recorded, with_past
 from .inputs import CheckedInputs, check_embeds, check_labels, check_tensors, embed
 from .loss import IGNORED, cross_entropy
-from .rows import Rows, rows_of, starts_from_lengths, starts_from_positions
+from .packing import Rows, rows_of, starts_from_lengths, starts_from_positions
 
 ALLOW_MISSING: ContextVar[bool] = ContextVar("ALLOW_MISSING", default=False)  # for the model that is being opened
 

@@ -6,16 +6,15 @@ Shapes: B batch, T time, H query heads, G key-value heads, D head dim, P persist
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mnemos.memory.mode import plain, shapes_of, token_kernels
-
+from ..dispatch import decode
 from .cache import RowCache, place_tokens
 from .heads import Heads, attend
 from .sliding import full_windows, sliding_attention
@@ -63,9 +62,6 @@ class AttentionCache(RowCache):
         return dataclasses.replace(self, key=key, value=value, spare=0)
 
 
-WEIGHTS = "qkv", "q_norm", "k_norm", "out"  # parts with a weight that the one-token kernel reads
-
-
 class Attention(Heads):
     """Causal multi-head attention. x (B, T, dim) -> y (B, T, dim), and the cache to go on with.
 
@@ -100,7 +96,6 @@ class Attention(Heads):
         if window is not None and window < 1:
             raise ValueError(f"window={window} must be >= 1, or None for all tokens")
         self.window = window
-        self._shapes = shapes_of(self._token_parameters())
 
     def forward(
         self,
@@ -119,14 +114,14 @@ class Attention(Heads):
         self.check(x, mask, cache, AttentionCache)
         if cache is None:
             return self._begin(x, mask, persistent, use_cache)
-        self._check_cache(cache, persistent)
+        self.check_cache(cache, persistent)
         if not use_cache:
             cache = dataclasses.replace(cache, inplace=False)
         if mask is not None:
             x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
         T, W = x.shape[1], self.window
         if T == 1 and W is not None and mask is None and use_cache:
-            done = self._token(x, cache)
+            done = decode(self, x, cache)
             if done is not None:
                 return done
         positions = cache.position.unsqueeze(1)  # B 1
@@ -174,43 +169,6 @@ class Attention(Heads):
             for new in (k, v)
         )
         return y, AttentionCache(count, key, value, W, P)
-
-    def _token(self, x: Tensor, cache: AttentionCache) -> tuple[Tensor, AttentionCache] | None:
-        """`_decode` with all around it as one call of a kernel; None where there is none."""
-        begin = self.begin_token(x, cache)
-        if begin is None:
-            return None
-        call, after = begin()
-        return call(x), after()
-
-    def _token_parameters(self) -> tuple[Tensor | None, ...]:
-        """What the kernel for one token reads, in its order."""
-        modules = map(self._modules.get, WEIGHTS)
-        return tuple(None if module is None else module._parameters["weight"] for module in modules)
-
-    def begin_token(
-        self, x: Tensor, cache: AttentionCache
-    ) -> Callable[[], tuple[Any, Callable[[], AttentionCache]]] | None:
-        """As `NeuralMemory.begin_token`."""
-        self.check(x, None, cache, AttentionCache)
-        self._check_cache(cache, 0)
-        W, P = self.window, cache.persistent
-        if W is None or not plain(*map(self._modules.get, WEIGHTS)):
-            return None
-        parameters = self._token_parameters()
-        kernels = token_kernels(x, cache.key, cache.value, parameters=parameters, shapes=self._shapes)
-        if kernels is None or not cache.position.is_contiguous():
-            return None
-
-        def begin():
-            key, value = cache.key.contiguous(), cache.value.contiguous()
-            if not cache.inplace:
-                key, value = key.clone(), value.clone()
-            old = cache.position, key, value
-            call = kernels.attend(parameters, old, self.heads, W, P, self.rope_theta, self.eps)
-            return call, lambda: AttentionCache(cache.position + 1, key, value, W, P, cache.inplace, cache.spare)
-
-        return begin
 
     def _decode(self, q: Tensor, k: Tensor, v: Tensor, cache: AttentionCache, W: int, mask: Tensor | None):
         """One token per row, into its slot of the ring; the order of the slots is nothing to softmax."""
@@ -284,7 +242,8 @@ class Attention(Heads):
         new = dataclasses.replace(new, position=cache.position + count)
         return torch.cat(y, 1) if len(y) > 1 else y[0], new if mask is None else new.without_spare()
 
-    def _check_cache(self, cache: AttentionCache, persistent: int) -> None:
+    def check_cache(self, cache: AttentionCache, persistent: int) -> None:
+        """Raise a ValueError for a cache that does not fit this layer."""
         if cache.window != self.window:
             raise ValueError(f"cache is of window={cache.window}, but the layer has window={self.window}")
         if cache.position.dtype != torch.int64:

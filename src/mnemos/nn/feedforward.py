@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mnemos.memory.linear import Linear
-from mnemos.memory.mode import FEW, plain, token_kernels
+from .linear import Linear
 
 
 class SwiGLU(nn.Module):
@@ -30,11 +29,5 @@ class SwiGLU(nn.Module):
         self.down = Linear(self.hidden, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.numel() <= FEW and plain(self.gate_up, self.down):
-            maps = self.gate_up.weight, self.down.weight
-            dim, hidden = x.shape[-1], self.hidden
-            kernels = token_kernels(x, parameters=maps, shapes=((2 * hidden, dim), (dim, hidden)))
-            if kernels is not None:
-                return kernels.feed(x, *maps)
         gate, up = self.gate_up(x).chunk(2, dim=-1)
         return self.down(F.silu(gate) * up)

@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mnemos.memory.linear import Linear
-from mnemos.memory.norm import RMSNorm, rms_norm
-
 from .cache import RowCache
+from .linear import Linear
+from .norm import RMSNorm, rms_norm
 from .rotary import rotary_table, rotate
 
 Table = tuple[Tensor, Tensor]  # cos and sin, as `rotary_table` gives them

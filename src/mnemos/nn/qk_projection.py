@@ -18,9 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mnemos.memory.norm import l2_normalize
-
 from .cache import RowCache
+from .norm import l2_normalize
 from .sliding import reach
 
 

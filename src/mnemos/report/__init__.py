@@ -5,7 +5,7 @@ Each page is one HTML file that needs no network.
 """
 
 from .analyze import Analysis, analyze, analyze_page
-from .health import Finding, health
+from .diagnostics import Finding, health
 from .inspect import Inspection, inspect, inspect_page
 from .results import results_page
 

@@ -18,7 +18,7 @@ import torch
 from ..train.checkpoints import checkpoint_steps, problem_of
 from ..train.runs import Run, load_model, load_tokenizer, open_run
 from ..train.telemetry import read_metrics
-from .health import Finding, Known, health
+from .diagnostics import Finding, Known, health
 from .inspect import describe, inspect
 from .page import render
 

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from ..memory import MemoryState, NeuralMemory
-from ..memory.scan import lag_weights
 from ..memory.trace import Trace
 from ..models import MnemosForCausalLM
 from ..models.blocks import LayerMixer
 from ..models.gate import Gate
-from .resemblance import Resemblance, Writes, resemblance
+from .attention_map import Resemblance, Writes, resemblance
 from .spectrum import Spectrum, look, over_time
 
 MOMENTS = 64  # at most so many looks at the weights
@@ -78,7 +77,7 @@ class _Watch:
             self.start = [w[0].cpu() for w in state.weights]
             self._look(state, torch.zeros(memory.heads, 1))
         q, k, _, _ = memory._project(x, state, None, None)
-        lag = lag_weights(memory._gates(x, state, None, None), memory.spec, torch.float32)
+        lag = memory._gates(x, state, None, None).lag_weights(memory.spec.window, torch.float32)
         self.queries.append(q[0])
         self.keys.append(k[0])
         self.lags.append(None if lag is None else lag[0].cpu())

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from ..memory import NeuralMemory
 from ..models import MnemosForCausalLM
-from ..models.context import Retrieval
 from ..models.gate import Gate
+from ..models.mac import Retrieval
 from ..nn import QKProjection
 
 

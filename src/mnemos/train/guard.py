@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 
-from ..memory.checks import NotFiniteError
+from ..memory.validation import NotFiniteError
 from .config import CheckpointConfig
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..memory import MemoryState, NeuralMemory, read
-from ..memory.objectives import loss as inner_loss
+from ..memory.losses import loss as inner_loss
 from ..models import MnemosForCausalLM
 from .control import GateWatch, memories, silent_memory
 

@@ -1,0 +1,239 @@
+"""One token of a memory layer, of sliding-window attention, or of a whole residual block, each by one call of a kernel.
+
+Parts and parameters are looked up anew at every token: a module may get hooks, adapters or other weights between two of them. A module
+that a kernel does not know is left to torch (`decode` returns None). B batch.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...memory.layer import NeuralMemory
+from ...memory.state import MemoryState
+from ...memory.state_validation import check_place
+from ...nn.attention import Attention, AttentionCache
+from ...nn.block import BlockParts, ResidualBlock
+from ...nn.feedforward import SwiGLU
+from ...nn.modules import is_unmodified
+from ...nn.norm import RMSNorm
+from ..torch.step import after_token
+from . import token
+from .engine import PLAIN
+from .step import matrices, unsupported_step
+
+SMALL_NUMEL = 1 << 15  # inputs up to which one call of a kernel is faster than a chain of torch operations
+MEMORY_PARTS = "qkv", "conv", "norm", "start_norm", "output_gate", "out"  # parts with a weight that the kernel reads
+ATTENTION_PARTS = "qkv", "q_norm", "k_norm", "out"
+Shape = tuple[int, ...]
+Begin = Callable[[], tuple[Any, Callable[[], Any]]]  # the kernel's call, and the state once it is done
+_shapes: weakref.WeakKeyDictionary[nn.Module, tuple[Shape | None, ...]] = weakref.WeakKeyDictionary()
+
+
+def unsupported_call(*tensors: Tensor | None) -> str | None:
+    """Why the kernels for one token do not compute with these tensors, or None if they do."""
+    if torch.is_grad_enabled():
+        return "the kernels for one token have no gradients"
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return "a compiled or traced model needs torch operations"
+    if torch._C._are_functorch_transforms_active() or torch.is_autocast_enabled("cpu"):
+        return "torch.func and autocast need torch operations"
+    first = tensors[0]
+    if first is None or first.dtype not in (torch.float32, torch.float64):
+        return "the kernels compute in float32 and float64"
+    dtype = first.dtype
+    for x in tensors:
+        if x is not None and (type(x) not in PLAIN or not x.is_cpu or x.dtype is not dtype):
+            return "tensors must be plain tensors of one type in the CPU's memory"
+    return token.unavailable_reason()
+
+
+def unsupported_decode(module: nn.Module, x: Tensor, state: Any) -> str | None:
+    if not isinstance(module, (NeuralMemory, Attention, ResidualBlock)):
+        return f"{type(module).__name__} has no kernel"
+    return unsupported_call(x)
+
+
+def decode(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any] | None:
+    """x (B, 1, dim) -> y (B, 1, dim) and the state after it; None where no kernel knows the module as it is now."""
+    if isinstance(module, ResidualBlock):
+        return _block(module, x, state)
+    begin = _begin(module, x, state)
+    if begin is None:
+        return None
+    call, after = begin()
+    y = call(x)
+    return None if y is None else (y, after())
+
+
+def _begin(module: nn.Module | None, x: Tensor, state: Any) -> Begin | None:
+    """A function that prepares the kernel's call, or None. Nothing is changed until it is called."""
+    if type(module) is NeuralMemory:
+        return _begin_memory(module, x, state)
+    return _begin_attention(module, x, state) if type(module) is Attention else None
+
+
+def _readable(parameters: Sequence[Tensor | None], shapes: Sequence[Shape | None], dtype: torch.dtype) -> bool:
+    """Whether a kernel may read these parameters: contiguous, in the CPU's memory, and of the shapes that the module was made with."""
+    for x, shape in zip(parameters, shapes, strict=True):
+        if x is None:
+            if shape is not None:
+                return False
+        elif x.shape != shape or type(x) not in PLAIN or not (x.is_cpu and x.dtype is dtype and x.is_contiguous()):
+            return False
+    return True
+
+
+# Memory -------------------------------------------------------------------------------------------------------------
+
+
+def knows_memory(memory: NeuralMemory) -> bool:
+    """Whether the kernel knows this kind of layer."""
+    spec = memory.spec
+    return spec.window == 1 and spec.rule == "gd" and spec.features == "identity" and not memory.config.gate_parts
+
+
+def _begin_memory(memory: NeuralMemory, x: Tensor, state: MemoryState) -> Begin | None:
+    config, spec = memory.config, memory.spec
+    if not knows_memory(memory) or config.backend == "torch" or unsupported_step(x, spec) is not None:
+        return None
+    x, state = memory.check(x, state)
+    check_place(state, x.shape[0])  # the kernel itself compares the matrices
+    parts = memory._modules
+    if not is_unmodified(*map(parts.get, MEMORY_PARTS), memory.gating, memory.gating.linear):
+        return None
+    parameters = _memory_parameters(memory)
+    shapes = _shapes.get(memory)
+    if shapes is None:
+        shapes = _shapes[memory] = _memory_shapes(memory)
+    if not _readable(parameters, shapes, x.dtype) or unsupported_call(x, state.window_key, state.conv) is not None:
+        return None
+
+    def begin():
+        old, new = matrices(state, x.dtype, state.inplace)
+        call, tail = token.layer(x.shape[0], state.conv, parameters, config, old, new)
+
+        def after() -> MemoryState:
+            window = state.window_key, state.window_value, state.window_gate
+            final = after_token(state, *new, old[2], window, state.inplace)
+            final.conv = tail
+            return final
+
+        return call, after
+
+    return begin
+
+
+def _memory_parameters(memory: NeuralMemory) -> tuple[Tensor | None, ...]:
+    """The parameters that the kernel reads, in its order; those of the static branch are last."""
+    part = memory._modules.get  # a third of the time of `memory.conv`, at every token
+    qkv, conv, norm, start_norm, gate, out = (
+        None if module is None else module._parameters["weight"] for module in map(part, MEMORY_PARTS)
+    )
+    gating = memory.gating
+    gates = gating.linear.weight, gating.offset, gating.retain_offset
+    maps = () if start_norm is None or memory.W0 is None else memory.W0._parameters.values()
+    return qkv, conv, *gates, norm, start_norm, gate, out, *maps
+
+
+def _memory_shapes(memory: NeuralMemory) -> tuple[Shape | None, ...]:
+    config, spec, H = memory.config, memory.spec, memory.heads
+    dim, mixed, values, gates = config.dim, sum(memory.splits), H * spec.value_dim, sum(memory.gating.sizes.values())
+    maps = [(H, *shape) for shape in spec.shapes] if config.reads_start and config.learned_start else []
+    return (
+        (mixed, dim),
+        (config.conv_width, mixed) if config.conv_width else None,
+        (gates, dim),
+        (gates,),
+        (H,) if config.retain == "fixed" else None,
+        (spec.value_dim,),
+        (spec.value_dim,) if config.reads_start else None,
+        (values, dim) if config.output_gate else None,
+        (dim, values),
+        *maps,
+    )
+
+
+# Attention ----------------------------------------------------------------------------------------------------------
+
+
+def _begin_attention(attention: Attention, x: Tensor, cache: AttentionCache) -> Begin | None:
+    attention.check(x, None, cache, AttentionCache)
+    attention.check_cache(cache, 0)
+    W, P = attention.window, cache.persistent
+    parts = [attention._modules.get(name) for name in ATTENTION_PARTS]
+    if W is None or not is_unmodified(*parts):
+        return None
+    parameters = [None if module is None else module._parameters["weight"] for module in parts]
+    shapes = _shapes.get(attention)
+    if shapes is None:
+        D, rows = attention.head_dim, attention.heads * attention.head_dim
+        norm = None if attention.q_norm is None else (D,)
+        mixed = rows + 2 * attention.kv_heads * D
+        shapes = _shapes[attention] = (mixed, attention.dim), norm, norm, (attention.dim, rows)
+    if not _readable(parameters, shapes, x.dtype) or unsupported_call(x, cache.key, cache.value) is not None:
+        return None
+    if not cache.position.is_contiguous():
+        return None
+
+    def begin():
+        key, value = cache.key.contiguous(), cache.value.contiguous()
+        if not cache.inplace:
+            key, value = key.clone(), value.clone()
+        old = cache.position, key, value
+        call = token.attend(parameters, old, attention.heads, W, P, attention.rope_theta, attention.eps)
+        return call, lambda: AttentionCache(cache.position + 1, key, value, W, P, cache.inplace, cache.spare)
+
+    return begin
+
+
+# Block --------------------------------------------------------------------------------------------------------------
+
+
+def _block(block: ResidualBlock, x: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]] | None:
+    parts = block.parts()
+    if parts is None or x.numel() > SMALL_NUMEL or not _known(parts):
+        return None
+    memory, attention, gate, between, first, last, feed = parts
+    up, down, joint = feed.gate_up, feed.down, None if gate is None else gate.linear
+    if not is_unmodified(block.mixer, *parts, up, down, joint):
+        return None
+    norms = first.weight, None if between is None else between.weight, last.weight
+    join = () if joint is None else (joint.weight, gate.offset)
+    maps, dim, hidden = (up.weight, down.weight), x.shape[-1], feed.hidden
+    shapes: list[Shape | None] = [None if norm is None else (dim,) for norm in norms]
+    shapes += [] if gate is None else [(gate.heads, dim), (gate.heads,)]
+    shapes += [(2 * hidden, dim), (dim, hidden)]
+    if not _readable((*norms, *join, *maps), shapes, x.dtype):
+        return None
+    begin = {}
+    for name, part in (("memory", memory), ("attention", attention)):
+        if part is not None:
+            function = _begin(part, x, state[name])
+            if function is None:
+                return None
+            begin[name] = function
+    calls, after = {}, {}
+    for name, function in begin.items():
+        calls[name], after[name] = function()
+    eps = first.eps, 0.0 if between is None else between.eps, last.eps
+    start, additive = (0.0, False) if gate is None else (gate.start, gate.mode == "additive")
+    y = token.block(x, norms, eps, join, start, additive, maps, **calls)
+    return None if y is None else (y, {name: after[name]() for name in state})
+
+
+def _known(parts: BlockParts) -> bool:
+    """Whether the kernel knows every part: a part of another kind is computed by torch."""
+    memory, attention, gate, between, first, last, feed = parts
+    if memory is not None and (type(memory) is not NeuralMemory or not knows_memory(memory)):
+        return False
+    if attention is not None and type(attention) is not Attention:
+        return False
+    if gate is not None and gate.mode not in ("convex", "additive"):
+        return False
+    norms = first, last, *(() if between is None else (between,))
+    return type(feed) is SwiGLU and all(type(norm) is RMSNorm for norm in norms)

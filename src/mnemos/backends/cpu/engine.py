@@ -1,0 +1,55 @@
+"""The engine of the cpu backend: runs of chunks by the C++ kernels, for networks that are chains of fast maps."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...memory.spec import NS_COEFFICIENTS, MemorySpec
+from ...nn.derivatives import transformed
+from ..torch.coefficients import UNDERFLOW
+from ..torch.engine import Engine
+from . import chain, muon
+from .decay import DecayProducts
+from .structs import MAPS
+
+PLAIN = (Tensor, torch.nn.Parameter)
+
+
+class CpuEngine(Engine):
+    joins_chunks = False  # the kernel runs small chunks without overhead
+
+    def decay_products(self, x: Tensor) -> Tensor:
+        return DecayProducts.apply(x, UNDERFLOW[x.dtype])
+
+    def run(self, spec: MemorySpec, piece, q, k, v, coefficients, lr, retain, W, S, A):
+        if spec.rule == "muon":
+            return muon.run(spec, piece, q, k, v, coefficients, lr, W, S, A)
+        return chain.run(spec, piece, q, k, v, coefficients, W, S, A)
+
+
+def unsupported(k: Tensor, spec: MemorySpec) -> str | None:
+    """Why the kernels do not compute this memory, or keys k, or None if they do."""
+    if torch.compiler.is_compiling() or transformed():
+        return "torch.compile and torch.func need torch operations"
+    if not k.is_cpu or type(k) not in PLAIN:
+        return "tensors must be plain tensors in the CPU's memory"
+    if spec.anchor != "chunk" or spec.grows:
+        return "anchor='token' and features='exp' have no kernel"
+    if spec.rule == "muon" and (spec.nesterov or len(NS_COEFFICIENTS[spec.ns_coefficients]) > 1):
+        return "the kernel orthogonalises S itself, with one polynomial for all iterations"
+    if spec.chain is None or len(spec.chain.groups) > MAPS:
+        return f"the network must be a chain of at most {MAPS} fast maps"
+    return None
+
+
+def unsupported_scan(k: Tensor, spec: MemorySpec, backend: str = "auto") -> str | None:
+    reason = unsupported(k, spec)
+    if reason is not None:
+        return reason
+    if k.dtype != torch.float64 and torch.is_autocast_enabled(k.device.type):
+        return "autocast: the kernels compute in float32 and float64"
+    if backend == "auto" and torch.get_num_threads() > 2 * k.shape[0] * k.shape[2]:
+        return "fewer than one row and head for two threads: torch uses them better"
+    name = "chain" if spec.rule == "gd" else "muon"
+    return chain.unavailable_reason(torch.promote_types(k.dtype, torch.float32), name)

@@ -1,0 +1,52 @@
+"""One token through the fast maps of a memory by the C++ kernel: the write and read of `backends.torch.step`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...memory.spec import Gates, MemorySpec
+from ...memory.state import MemoryState
+from ..torch.step import step as torch_step
+from . import token
+from .engine import unsupported
+
+
+def unsupported_step(k: Tensor, spec: MemorySpec, backend: str = "auto") -> str | None:
+    if torch.is_grad_enabled():
+        return "the kernel for one token has no gradients"
+    if spec.rule != "gd":
+        return "the kernel for one token has rule='gd' only"
+    return unsupported(k, spec) or token.unavailable_reason()
+
+
+def step(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask):
+    inplace = state.inplace and mask is None
+
+    def write(query: Tensor, entries, weight: Tensor | None, gates: Gates, state, spec, dtype):
+        old, new = matrices(state, dtype, inplace)
+        lr = gates.lr.to(dtype).reshape(-1, 1, 1)
+        momentum, retain = (None if gate is None else gate.to(dtype) for gate in (gates.momentum, gates.retain))
+        weight = lr if weight is None else lr * weight
+        y = token.chain_step(spec, query, entries, weight, (momentum, retain), old, new)
+        return y, *new, old[2]
+
+    return torch_step(q, k, v, gates, state, spec, features, mask, write, inplace)
+
+
+def matrices(state: MemoryState, dtype: torch.dtype, inplace: bool) -> tuple[tuple, tuple]:
+    """Weights, momentum and anchor for a kernel to read, and weights and momentum for it to write: the same where `inplace`,
+    which are the state's own or, the first time, copies of them."""
+
+    def ready(x: Tensor) -> Tensor:
+        return x if x.dtype == dtype and x.is_contiguous() else x.to(dtype).contiguous()
+
+    W, S, A = ([ready(x) for x in xs] for xs in (state.weights, state.momentum, state.anchor))
+    if not inplace:
+        state.own = False
+        return (W, S, A), ([torch.empty_like(w) for w in W], [torch.empty_like(s) for s in S])
+    if state.own and state.dtype == dtype:
+        A = [a.clone() if a is w else a for a, w in zip(A, W)]
+    else:
+        W, S, A = ([x.clone() for x in xs] for xs in (W, S, A))
+    return (W, S, A), (W, S)

@@ -1,0 +1,334 @@
+"""One token in C++ (token.cpp): the fast maps of a chain, as `memory.step` has them in torch, and a linear map of one row.
+
+B batch, H heads, G = B x H, c window, F lifted key dim, V value dim.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import deterministic
+
+from ...memory.config import NeuralMemoryConfig
+from ...memory.gating import fixed_retain_logits, gate_logits
+from ...memory.networks import Chain
+from ...memory.spec import MemorySpec
+from .border import DONE, check
+from .build import Unavailable, gemm, library
+from .structs import MAPS, Arrays, Block, BlockSizes, Layer, LayerSizes, Many, Mix, Ring, RingSizes, Sizes
+from .structs import Matrices as MatrixViews
+
+Matrices = Sequence[Sequence[Tensor]]
+SERIAL = 1 << 20  # numbers of a state or matrix below which a second thread costs more than it saves
+
+
+@dataclass
+class Call:
+    """What a kernel is given for a part of a block, all but x and y. held: what `structs` point to."""
+
+    structs: tuple[ctypes.Structure, ...]
+    held: tuple
+
+
+class LayerCall(Call):
+    """A memory layer at one token."""
+
+    def __call__(self, x: Tensor) -> Tensor | None:
+        """x (B, 1, dim) -> y (B, 1, dim); None where a gate is not finite: nothing is written."""
+        x = x.contiguous()
+        y, pointers = torch.empty_like(x), self.structs[3]
+        _fill(pointers, x, y)
+        return y if _run("layer", x.dtype, *map(ctypes.addressof, self.structs)) else None
+
+
+class RingCall(Call):
+    """Sliding-window attention at one token."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x (B, 1, dim) -> y (B, 1, dim)."""
+        x = x.contiguous()
+        y, (sizes, pointers) = torch.empty_like(x), self.structs
+        _fill(pointers, x, y)
+        _run("attend", x.dtype, ctypes.addressof(sizes), ctypes.addressof(pointers))
+        return y
+
+
+@functools.cache
+def unavailable_reason() -> str | None:
+    """Why the kernel cannot be had here, or None where it can. The first call compiles it: some seconds, once per machine."""
+    try:
+        library("token"), gemm(torch.float32), gemm(torch.float64)
+    except Unavailable as reason:
+        return str(reason)
+    return None
+
+
+ARGUMENTS = {  # p: pointer, i: int64, d: double
+    "step": "pp",
+    "linear": "piii",
+    "norm": "piiidd",
+    "range": "ppi",
+    "layer": "ppppp",
+    "attend": "pp",
+    "block": "pp",
+    "feed": "ppiiii",
+    "join": "piiiid",
+}
+
+
+@functools.cache
+def _function(name: str, dtype: torch.dtype):
+    function = getattr(library("token"), f"mnemos_{name}_{'float' if dtype == torch.float32 else 'double'}")
+    kinds = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "d": ctypes.c_double}
+    function.argtypes = [kinds[letter] for letter in ARGUMENTS[name]]
+    function.restype = ctypes.c_int
+    return function
+
+
+def _run(name: str, dtype: torch.dtype, *arguments) -> bool:
+    """Call a kernel. False: a gate is not finite, and nothing was written."""
+    outcome = _function(name, dtype)(*arguments)
+    return outcome == DONE or check(outcome, name)
+
+
+def _fill(pointers: Any, x: Tensor, y: Tensor) -> None:
+    pointers.x, pointers.x_bytes, pointers.y, pointers.y_bytes = (*_at(x, y),)
+
+
+@functools.lru_cache(maxsize=256)
+def _sizes(spec: MemorySpec, rows: int, heads: int, threads: int, poison: bool) -> Sizes:
+    groups = _chain(spec).groups
+    shapes = [spec.shapes[group[0]] for group in groups]
+    return Sizes(
+        len(shapes),
+        rows * heads,
+        heads,
+        spec.window,
+        spec.objective == "l2",
+        spec.read == "before",
+        threads,
+        poison,
+        Many(*(a for a, _ in shapes)),
+        Many(*(b for _, b in shapes)),
+        Many(*map(len, groups)),
+    )
+
+
+def _chain(spec: MemorySpec) -> Chain:
+    assert spec.chain is not None
+    return spec.chain
+
+
+def _at(*tensors: Tensor | None) -> list[int]:
+    """Views: the address of each tensor, which is contiguous, and how many bytes it has."""
+    found = []
+    for x in tensors:
+        found += (0, 0) if x is None else (x.data_ptr(), x.nbytes)
+    return found
+
+
+def _run_on(name: str, tensors: Sequence[Tensor | None], dtype: torch.dtype, *arguments) -> bool:
+    """`_run` of a kernel that takes its views as one array, before the other arguments."""
+    views = array("q", _at(*tensors))
+    return _run(name, dtype, views.buffer_info()[0], *arguments)
+
+
+def _poison() -> bool:
+    return torch.are_deterministic_algorithms_enabled() and deterministic.fill_uninitialized_memory  # ty: ignore[missing-attribute]
+
+
+def _threads(matrices: Sequence[Tensor]) -> int:
+    return torch.get_num_threads() if sum(w.numel() for w in matrices) >= SERIAL else 1
+
+
+def _arrays(spec: MemorySpec, old: Matrices, new: Matrices, vectors: Sequence[int] = (0,) * 14) -> Arrays:
+    """vectors: views of query, keys, values, weight, momentum, retain and y."""
+    order = [i for group in _chain(spec).groups for i in group]
+    matrices = MatrixViews()
+    for kind, xs in enumerate((*old, *new)):
+        if xs:
+            at = kind * 4 * MAPS
+            matrices[at : at + 2 * len(order)] = _at(*[xs[i] for i in order])
+    return Arrays(*vectors[:12], matrices, *vectors[12:])
+
+
+def chain_step(
+    spec: MemorySpec,
+    query: Tensor,
+    entries: tuple[Tensor, Tensor],
+    weight: Tensor,
+    gates: tuple[Tensor | None, Tensor | None],
+    old: Matrices,
+    new: Matrices,
+) -> Tensor:
+    """query (G, 1, F), entries (G, c, F) and (G, c, V), weight (G, c, 1), gates momentum and retain (G, 1, 1) -> y (G, 1, V).
+
+    old: weights, momentum and anchor, (B, H, d_in, d_out) each and contiguous; new: where weights and momentum go to, which
+    may be the old ones.
+    """
+    given = [None if x is None else x.contiguous() for x in (query, *entries, weight, *gates)]
+    y = query.new_empty(query.shape[0], 1, spec.value_dim)
+    sizes = _sizes(spec, 1, query.shape[0], _threads(old[0]), _poison())
+    arrays = _arrays(spec, old, new, _at(*given, y))
+    _run("step", y.dtype, ctypes.addressof(sizes), ctypes.addressof(arrays))
+    return y
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`F.linear` of one row, x (..., in) with in numbers in all, by the contiguous weight (out, in)."""
+    out, n = weight.shape
+    x = x.contiguous()
+    y = x.new_empty(*x.shape[:-1], out)
+    threads = torch.get_num_threads() if out * n >= SERIAL else 1
+    _run_on("linear", (x, weight, bias, y), x.dtype, n, out, threads)
+    return y
+
+
+def norm(x: Tensor, weight: Tensor | None, factor: float, eps: float) -> Tensor:
+    """x / sqrt(factor Σ x² + eps) over the last axis, times the contiguous weight, which has x's last axes."""
+    x = x.contiguous()
+    y, n = torch.empty_like(x), x.shape[-1]
+    period = n if weight is None else weight.numel()
+    _run_on("norm", (x, weight, y), x.dtype, x.numel() // n, n, period, factor, eps)
+    return y
+
+
+QK_NORMS = {"none": 0, "l2": 1, "rms": 2}
+
+
+def ends(x: Tensor) -> tuple[float, float]:
+    """The smallest and the largest number of x, NaN where one is among them."""
+    x, found = x.contiguous(), (ctypes.c_double * 2)()
+    _run_on("range", (x,), x.dtype, ctypes.addressof(found), x.numel())
+    return found[0], found[1]
+
+
+@functools.lru_cache(maxsize=256)
+def _layer_sizes(
+    config: NeuralMemoryConfig, width: int, B: int, threads: int, poison: bool
+) -> tuple[LayerSizes, Mix, Sizes]:
+    spec, H = config.spec, config.head_count
+    retain = bool(config.retain) and config.retain != "fixed"
+    bound = config.value_bound or 0.0
+    logits = gate_logits(config)
+    start = [logits["lr"]] * H + [logits["momentum"]] * (H if config.momentum else 0)
+    start += fixed_retain_logits(config) if not retain else [logits["retain"]] * H
+    return (
+        LayerSizes(
+            config.dim,
+            config.momentum,
+            retain,
+            spec.residual,
+            config.lr_ceiling,
+            (ctypes.c_double * len(start))(*start),
+            8 * len(start),
+        ),
+        Mix(B, H, spec.key_dim, spec.value_dim, width, QK_NORMS[config.qk_norm], config.eps, bound),
+        _sizes(spec, B, H, threads, poison),
+    )
+
+
+def layer(
+    rows: int,
+    tail: Tensor | None,
+    parameters: Sequence[Tensor | None],
+    config: NeuralMemoryConfig,
+    old: Matrices,
+    new: Matrices,
+) -> tuple[LayerCall, Tensor | None]:
+    """A memory layer at one token, to be called or given to `block`, and where the new tail will be.
+
+    parameters: qkv, convolution, gates and their offset, that of fixed retain, norm, norm of the start, output gate, out, and the start's maps
+    where it is read; all contiguous. old, new: as in `chain_step`.
+    """
+    W, conv, start = old[0], parameters[1], [x for x in parameters[9:] if x is not None]
+    width = 0 if conv is None else conv.shape[0]
+    tail = None if tail is None else tail.contiguous()
+    new_tail = None if tail is None else torch.empty_like(tail)
+    sizes = _layer_sizes(config, width, rows, _threads(W), _poison())
+    arrays = _arrays(config.spec, old, (*new, start))  # the kernel makes the vectors itself
+    pointers = Layer(gemm(W[0].dtype), *_at(None, tail, *parameters[:9], None, new_tail))
+    return LayerCall((*sizes, pointers, arrays), (tail, parameters, old, new)), new_tail
+
+
+@functools.lru_cache(maxsize=256)
+def _ring_sizes(*sizes) -> RingSizes:
+    return RingSizes(*sizes)
+
+
+def attend(
+    parameters: Sequence[Tensor | None],
+    cache: tuple[Tensor, Tensor, Tensor],
+    heads: int,
+    window: int,
+    persistent: int,
+    theta: float,
+    eps: float,
+) -> RingCall:
+    """Sliding-window attention at one token, to be called or given to `block`. cache: position (B,), and keys and values
+    (B, P + window, G, D), which are written into. parameters: qkv, norms of queries and keys, out; all contiguous."""
+    position, key, value = cache
+    out = parameters[3]
+    assert out is not None
+    B, _, G, D = key.shape
+    sizes = _ring_sizes(
+        B, out.shape[0], heads, G, D, window, persistent, torch.get_num_threads(), _poison(), theta, eps
+    )
+    pointers = Ring(gemm(key.dtype), *_at(None, *parameters, position, key, value, None))
+    return RingCall((sizes, pointers), (parameters, cache))
+
+
+@functools.lru_cache(maxsize=256)
+def _block_sizes(*sizes) -> BlockSizes:
+    return BlockSizes(*sizes)
+
+
+def block(
+    x: Tensor,
+    norms: Sequence[Tensor | None],
+    eps: tuple[float, float, float],
+    gate: Sequence[Tensor],
+    gate_start: float,
+    additive: bool,
+    feed: tuple[Tensor, Tensor],
+    memory: LayerCall | None = None,
+    attention: RingCall | None = None,
+) -> Tensor | None:
+    """A residual block at one token, x (B, 1, dim) -> y (B, 1, dim); None where a gate of its memory is not finite: nothing is written.
+
+    norms: before the mixer, between memory and attention (which then follow each other), before the feed-forward part; with their eps.
+    gate: weight and offset of what joins attention and memory, or none; gate_start: its initial logit. feed: gate_up and down. All contiguous.
+    """
+    x = x.contiguous()
+    y, (B, _, dim), hidden = torch.empty_like(x), x.shape, feed[1].shape[1]
+    weight, offset = gate or (None, None)
+    gates = 0 if weight is None else weight.shape[0]
+    sizes = _block_sizes(B, dim, hidden, gates, additive, torch.get_num_threads(), _poison(), *eps, gate_start)
+    parts = [None] * 5 if memory is None else map(ctypes.addressof, memory.structs)
+    rings = [None] * 2 if attention is None else map(ctypes.addressof, attention.structs)
+    pointers = Block(gemm(x.dtype), *_at(x, *norms[:2], weight, offset, norms[2], *feed, y), *parts, *rings)
+    return y if _run("block", x.dtype, ctypes.addressof(sizes), ctypes.addressof(pointers)) else None
+
+
+def feed(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """SwiGLU of few rows, x (..., dim) -> (..., dim), by the contiguous weights gate_up (2 hidden, dim) and down (dim, hidden)."""
+    x = x.contiguous()
+    y, (dim, hidden) = torch.empty_like(x), down.shape
+    views = x, gate_up, down, y
+    _run_on("feed", views, x.dtype, gemm(x.dtype), x.numel() // dim, dim, hidden, torch.get_num_threads())
+    return y
+
+
+def join(x: Tensor, y: Tensor, m: Tensor, weight: Tensor, offset: Tensor, start: float, additive: bool) -> Tensor:
+    """g y + (1 - g) m, or y + g m: g = sigmoid(weight x + offset + start), each of its outputs for as many channels; y, m (..., dim)."""
+    x, y, m = x.contiguous(), y.contiguous(), m.contiguous()
+    z, (gates, dim) = torch.empty_like(y), weight.shape
+    _run_on("join", (x, y, m, weight, offset, z), x.dtype, x.numel() // dim, dim, gates, additive, start)
+    return z

@@ -1,0 +1,198 @@
+"""The torch engine: chunks in ordinary operations for every memory, device and type, differentiated by autograd.
+
+Groups of tiles are recomputed in the backward pass: memory holds the inputs and one state per group.
+N tiles, G = batch x heads, L tokens and E entries of a tile, D lifted key dim, V value dim.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from ...memory.losses import error
+from ...memory.newton_schulz import newton_schulz
+from ...memory.spec import NS_COEFFICIENTS, MemorySpec
+from ...nn.checkpoint import recomputed
+from .chunking import Piece
+from .coefficients import Coefficients, decay_products
+from .inner_grads import Uses, errors_at_anchor
+
+
+class Engine:
+    """Runs of chunks in torch operations. low: the type of matmuls, None for that of the inputs."""
+
+    joins_chunks = True  # whether small chunks may share a tile
+
+    def __init__(self, low: torch.dtype | None = None):
+        self.low = low
+
+    def decay_products(self, x: Tensor) -> Tensor:
+        return decay_products(x)
+
+    def run(
+        self,
+        spec: MemorySpec,
+        piece: Piece,
+        q: Tensor | None,
+        k: Tensor,
+        v: Tensor,
+        coefficients: Coefficients,
+        lr: Tensor,
+        retain: Tensor | None,
+        W: list[Tensor],
+        S: list[Tensor],
+        A: list[Tensor],
+    ) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
+        """y (N, G, L, V), W and S after the tiles of one piece.
+
+        q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V), lr and retain: (N, G, L).
+        """
+        return _run(spec, piece, q, k, v, coefficients, lr, retain, W, S, A, functools.partial(_matmul, self.low))
+
+
+def _run(
+    spec, piece: Piece, q, k, v, coefficients, lr, retain, W: list[Tensor], S: list[Tensor], A: list[Tensor], matmul
+):
+    maps = len(W)
+    timed = (q, k, v, *coefficients, lr, retain)
+
+    def group(first: int, *tensors):
+        """The tiles of one group, of which the first is the piece's `first`: their y, and W, S, A after them."""
+        timed, state = tensors[:-states], list(tensors[-states:])
+        W, S, A = state[:maps], state[maps:-maps], state[-maps:]
+        outputs = []
+        for i, (q, k, v, C, beta, f, n, m, lr, retain) in enumerate(zip(*map(_tiles, timed)), first):
+            if piece.fresh and i % piece.period == 0:
+                A = W
+            y, W, S = _tile(spec, piece, matmul, q, k, v, Coefficients(C, beta, f, n, m), lr, retain, W, S, A)
+            outputs.append(y)
+        return (None if y is None else torch.stack(outputs), *W, *S, *A)
+
+    state: list[Tensor] = [*W, *S, *A]
+    states = len(state)
+    size = _tiles_per_group(piece) if torch.is_grad_enabled() else piece.tiles
+    outputs = []
+    for number, tensors in enumerate(zip(*(_tiles(x, size) for x in timed))):
+        if torch.compiler.is_compiling() and torch.is_grad_enabled():
+            y, *state = checkpoint(
+                group, number * size, *tensors, *state, use_reentrant=False, preserve_rng_state=False
+            )
+        elif torch.is_grad_enabled():
+            y, *state = recomputed(functools.partial(group, number * size), *tensors, *state)
+        else:
+            y, *state = group(number * size, *tensors, *state)
+        outputs.append(y)
+    return None if q is None else torch.cat(outputs), state[:maps], state[maps:-maps]
+
+
+def _tiles_per_group(piece: Piece) -> int:
+    """As many as there are groups: the backward pass then holds the fewest states and activations at a time."""
+    return max(1, math.isqrt(piece.tiles))
+
+
+def _tiles(x: Tensor | None, size: int | None = None) -> Iterable[Tensor | None]:
+    """The tiles of x (N, ...), or groups of `size`: by one operation each, whose backward does not grow with N squared."""
+    if x is None or x.numel() == 0:  # what the rule does not use
+        return itertools.repeat(x)
+    return x.unbind(0) if size is None else x.split(size)
+
+
+def _matmul(low: torch.dtype | None, a: Tensor, b: Tensor) -> Tensor:
+    """a @ b of stacked matrices, computed in the type `low` and returned in that of a."""
+    return torch.bmm(a, b) if low is None else torch.bmm(a.to(low), b.to(low)).to(a.dtype)
+
+
+def _tile(spec, piece, matmul, q, k, v, co, lr, retain, W, S, A):
+    """One tile: gradients of its entries, reads of its tokens, state at its end."""
+    if moves_inside(spec, piece):
+        uses: Uses = [[(k, _solve_errors(spec, piece, k, v, co, retain, W[0], S[0] if S else None))]]
+    else:
+        uses = errors_at_anchor(spec, k, v, A, matmul)
+    if spec.rule == "muon":
+        return _muon_tile(spec, piece, matmul, q, co, lr, W, S, uses)
+    y = None
+    if q is not None:
+        rows = slice(0, -1) if spec.read == "before" else slice(1, None)
+        C, beta, f = co.C[:, rows], co.beta[:, rows, None], co.f[:, rows, None]
+
+        def fast(i: int, x: Tensor) -> Tensor:
+            z = beta * matmul(x, W[i])
+            if S:
+                z = z + f * matmul(x, S[i])
+            for a, d in uses[i]:
+                z = z - matmul(C * matmul(x, a.mT), d)
+            return z
+
+        y = spec.network.forward(q, fast)
+    last, beta, f = co.C[:, -1, :, None], co.beta[:, -1, None, None], co.f[:, -1, None, None]
+    W_end = [beta * w + (f * S[i] if S else 0.0) - _outer(matmul, last, uses[i]) for i, w in enumerate(W)]
+    return y, W_end, _momentum_end(matmul, co, S, uses)
+
+
+def moves_inside(spec: MemorySpec, piece: Piece) -> bool:
+    """Whether the anchor moves inside a tile of the piece."""
+    return spec.anchor == "token" or (spec.structure == "linear" and piece.subchunks > 1)
+
+
+def _outer(matmul, weight: Tensor, use: list[tuple[Tensor, Tensor]]) -> Tensor | float:
+    """Weighted sum of the gradients of one map, over entries and uses. weight: (G, E, 1)."""
+    return sum((matmul((weight * a).mT, d) for a, d in use), 0.0)
+
+
+def _momentum_end(matmul, co: Coefficients, S: list[Tensor], uses: Uses) -> list[Tensor]:
+    n, m = co.n.unsqueeze(-1), co.m[:, None, None]
+    return [m * s - _outer(matmul, n, use) for s, use in zip(S, uses)]
+
+
+def _muon_tile(spec, piece, matmul, q, co, lr, W, S, uses):
+    """One commit interval, or a part of one that ends before its commit. S is summed in full precision: Newton–Schulz lifts the
+    smallest directions of S to the size of all others, rounding errors included."""
+    moved = _momentum_end(torch.bmm, co, S or [torch.zeros_like(w) for w in W], uses)
+    beta = co.beta.unsqueeze(-1)  # G L+1 1
+    W_end = [beta[:, -1:] * w for w in W]
+    if piece.commit:
+        coefficients, along = NS_COEFFICIENTS[spec.ns_coefficients], moved
+        if spec.nesterov:
+            along = _momentum_end(torch.bmm, co._replace(n=co.C, m=co.f), S, uses)
+        W_end = [w + lr[:, -1:, None] * newton_schulz(s, spec.ns_steps, coefficients) for w, s in zip(W_end, along)]
+    y = None
+    if q is not None and spec.read == "before":
+        y = _read(spec, matmul, q, W, beta[:, :-1])
+    elif q is not None and piece.commit:
+        y = _read(spec, matmul, q[:, -1:], W_end, beta[:, :1])
+        if q.shape[1] > 1:
+            y = torch.cat([_read(spec, matmul, q[:, :-1], W, beta[:, 1:-1]), y], 1)
+    elif q is not None:
+        y = _read(spec, matmul, q, W, beta[:, 1:])
+    return y, W_end, moved if S else []
+
+
+def _read(spec: MemorySpec, matmul, q: Tensor, W: list[Tensor], beta: Tensor) -> Tensor:
+    return spec.network.forward(q, lambda i, x: beta * matmul(x, W[i]))
+
+
+def _solve_errors(spec, piece, k, v, co, retain, W, S) -> Tensor:
+    """Errors of a linear memory whose anchor moves inside the tile: one unit-lower-triangular solve.
+
+    The anchor of sub-chunk j is the state after its first j * stride tokens, row s of the coefficients, so the errors
+    e = k A - v of its entries hang on those of earlier sub-chunks alone.
+    """
+    if spec.objective == "dot":
+        return error("dot", None, v)
+    E = k.shape[1]
+    row = (torch.arange(E, device=k.device) // (E // piece.subchunks)) * piece.stride
+    C, beta, f = co.C[:, row], co.beta[:, row, None], co.f[:, row, None]
+    known = beta * (k @ W)
+    if S is not None:
+        known = known + f * (k @ S)
+    coupling = C * (k @ k.mT)
+    if spec.decay_first and retain is not None:
+        after = retain[:, row, None]
+        known, coupling = after * known, after * coupling
+    return torch.linalg.solve_triangular(coupling, known - v, upper=False, unitriangular=True)

@@ -1,0 +1,106 @@
+"""What a write needs of every fast map: its inputs, and the errors that come back to its outputs, at the anchor.
+
+The gradient of a map is the sum of inputsᵀ errors over its uses. Chains have them in closed form; any other structure is
+differentiated by autograd.
+G = batch x heads, E entries, D lifted key dim, V value dim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...memory.losses import error, loss
+from ...memory.spec import MemorySpec
+
+SMALL_NUMEL = 16384  # below it, torch's fused GELU costs more to set up than a few plain operations
+Uses = list[list[tuple[Tensor, Tensor]]]  # for each fast map, the (inputs, errors) of each time the network used it
+
+
+def errors_at_anchor(spec: MemorySpec, k: Tensor, v: Tensor, A: list[Tensor], matmul=torch.bmm) -> Uses:
+    """Inputs and errors of every fast map for keys k (G, E, D) and values v (G, E, V) at weights A."""
+    return chain_errors(spec, k, v, A, matmul) if spec.network.chain is not None else autograd_errors(spec, k, v, A)
+
+
+def chain_errors(spec: MemorySpec, k: Tensor, v: Tensor, A: list[Tensor], matmul=torch.bmm) -> Uses:
+    """The chain rule, written out in operations that autograd can differentiate again."""
+    chain, objective = spec.network.chain, spec.objective
+    assert chain is not None
+    inputs, pulls = [k], []
+    for group, joint in zip(chain.groups, chain.joints):
+        u, pull = JOINTS[joint]([matmul(inputs[-1], A[i]) for i in group])
+        inputs.append(u)
+        pulls.append(pull)
+    (last,) = group = chain.groups[-1]
+    output = matmul(inputs[-1], A[last]) if objective == "l2" else None
+    errors = [error(objective, output, v)]
+    uses: Uses = [[] for _ in A]
+    uses[last].append((inputs[-1], errors[0]))
+    for before, pull, x in zip(chain.groups[-2::-1], reversed(pulls), inputs[-2::-1]):
+        back = matmul(errors[0], A[group[0]].mT)
+        for i, e in zip(group[1:], errors[1:]):
+            back = back + matmul(e, A[i].mT)
+        errors, group = pull(back), before
+        for i, e in zip(group, errors):
+            uses[i].append((x, e))
+    return uses
+
+
+def _gelu(z: list[Tensor]) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
+    """gelu(z), and the function that takes errors behind it to those before it."""
+    (p,) = z
+    if p.numel() >= SMALL_NUMEL:
+        return F.gelu(p), lambda back: [torch.ops.aten.gelu_backward(back, p)]
+    cdf = (p * math.sqrt(0.5)).erf() * 0.5 + 0.5
+
+    def pull(back: Tensor) -> list[Tensor]:
+        pdf = (p * p * -0.5).exp() * (1.0 / math.sqrt(2.0 * math.pi))
+        return [back * torch.addcmul(cdf, p, pdf)]
+
+    return p * cdf, pull
+
+
+def _geglu(z: list[Tensor]) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
+    """gelu(p) * r for z = [p, r], and the function that takes errors behind it to those before it."""
+    p, r = z
+    g, pull = _gelu([p])
+    return g * r, lambda back: [*pull(back * r), back * g]
+
+
+JOINTS = {"gelu": _gelu, "geglu": _geglu}
+
+
+def autograd_errors(spec: MemorySpec, k: Tensor, v: Tensor, A: list[Tensor]) -> Uses:
+    """For any structure. With gradients enabled the result is part of a graph, whether or not an argument needs one."""
+    if torch.is_grad_enabled():
+        return _by_map(*_by_autograd(spec, k, v, *A))
+    with torch.inference_mode(False), torch.no_grad():
+        return _by_map(*_by_autograd(spec, *(x.clone() if x.is_inference() else x.detach() for x in (k, v, *A))))
+
+
+def _by_map(counts: tuple[int, ...], *flat: Tensor) -> Uses:
+    pairs = iter(zip(flat[::2], flat[1::2]))
+    return [[next(pairs) for _ in range(count)] for count in counts]
+
+
+def _by_autograd(spec: MemorySpec, k: Tensor, v: Tensor, *A: Tensor):
+    """How often each map was used, then inputs and errors of every use, map by map."""
+    tracking = torch.is_grad_enabled()
+    uses: Uses = [[] for _ in A]
+
+    def fast(i: int, x: Tensor) -> Tensor:
+        z = x @ A[i]
+        uses[i].append((x, z if z.requires_grad else z.requires_grad_()))
+        return z
+
+    # a checkpoint around us would drop what this graph saves, and run all before it again when we ask for it
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        total = loss(spec.objective, spec.network.forward(k, fast), v).sum()
+        pre = [z for use in uses for _, z in use]
+        errors = torch.autograd.grad(total, pre, create_graph=tracking, materialize_grads=True)
+    flat = [x for pair in zip((a for use in uses for a, _ in use), errors) for x in pair]
+    return tuple(len(use) for use in uses), *(flat if tracking else (x.detach() for x in flat))

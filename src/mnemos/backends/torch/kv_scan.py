@@ -1,0 +1,245 @@
+"""The engine for features "exp": queries against the keys of all earlier tokens, in tiles, recomputed in backward.
+
+The first fast map is a list of pairs (`pairs`). The pushes (minus the errors) that this call adds to it stay apart until its
+end; what momentum and decay make of them is one number per push, its share in W, in S and in the anchor. Deeper maps are
+matrices, read in dual form (docs/theory.md, sections 4 and 8.4).
+
+G = batch x heads, N tiles, L tokens and E entries of a tile, n pairs, K key dim, P outputs of the first map, V value dim.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...memory.kv_memory import kernel_values, logits, normalized, top_logit
+from ...memory.losses import error
+from ...memory.spec import MemorySpec
+from ...nn.checkpoint import recomputed
+from .chunking import Piece, cut, from_tiles, to_entries, to_tiles
+from .coefficients import Coefficients, gd_coefficients, window_matrix
+from .inner_grads import JOINTS
+
+
+class Shares(NamedTuple):
+    """For every pair its share in W, S and the anchor, (G, n) each; S is None where the memory has no momentum."""
+
+    weight: Tensor
+    momentum: Tensor | None
+    anchor: Tensor
+
+
+class Old(NamedTuple):
+    """The list this call began with: keys (G, n, K), and shares in W, S and the anchor (G, n, P)."""
+
+    key: Tensor
+    weight: Tensor
+    momentum: Tensor | None
+    anchor: Tensor
+
+
+def run_grid(tokens, room: int, W: list[Tensor], S: list[Tensor], A: list[Tensor], spec: MemorySpec):
+    """As `scan.run_grid`; the first of the maps is the list, (B, H, N, P)."""
+    B, T, _ = tokens.gates.lr.shape
+    dtype, opened = tokens.raw_key.dtype, tokens.pairs
+    shapes = [w.shape for w in W]
+    W, S, A = ([x.to(dtype).flatten(0, 1) for x in xs] for xs in (W, S, A))
+    offset = None if opened.offset is None else opened.offset.to(dtype).repeat(B)[:, None, None]  # G 1 1
+    value = tokens.raw_value
+    if spec.residual and spec.objective == "l2":
+        value = value - tokens.raw_key
+
+    def begun(share: Tensor) -> Tensor:
+        return share[:, : opened.seen]
+
+    key = opened.key.transpose(1, 2).flatten(0, 1)
+    old = Old(begun(key), begun(W[0]), begun(S[0]) if S else None, begun(A[0]))
+    run = _Run(spec, old, offset, W[1:], S[1:], A[1:], momentum=bool(S))
+    outputs = [run.piece(piece, tokens, value) for piece in cut(T, room, spec)]
+    on_grid = not spec.on_grid or (T - room) % spec.chunk_size == 0
+    if on_grid:
+        run.move_anchor()
+    places = torch.tensor([opened.place + start + e for start, E in run.placed for e in range(E)], device=key.device)
+    weight, momentum, anchor = run.lists(W[0].shape[1], places)
+    y = None
+    if tokens.query is not None:
+        y = torch.cat([from_tiles(x, B) for x in outputs if x is not None], 1)
+        y = y + tokens.query if spec.residual else y
+
+    def unflatten(xs: list[Tensor]) -> list[Tensor]:
+        return [x.reshape(shape) for x, shape in zip(xs, shapes)]
+
+    final = unflatten([weight, *run.W])
+    return y, final, unflatten([*momentum, *run.S]), final if on_grid else unflatten([anchor, *run.A])
+
+
+class _Run:
+    """The state of a run over tiles: matrices, the pushes of all tiles so far, and their shares.
+
+    `share` begins with what is left of the old list's shares: of its W, its S (where there is one) and its anchor.
+    """
+
+    def __init__(self, spec: MemorySpec, old: Old, offset: Tensor | None, W, S, A, momentum: bool):
+        self.spec, self.old, self.offset, self.W, self.S, self.A = spec, old, offset, W, S, A
+        self.blocks: list[tuple[Tensor, Tensor]] = []  # keys (G, E, K) and pushes (G, E, P) of each tile
+        self.placed: list[tuple[int, int]] = []  # first entry of each tile, and how many
+        begin = torch.eye(3, dtype=old.key.dtype, device=old.key.device).unsqueeze(1).expand(3, len(old.key), 3)
+        self.share = Shares(begin[0], begin[1] if momentum else None, begin[2])
+
+    def move_anchor(self) -> None:
+        self.A, self.share = self.W, self.share._replace(anchor=self.share.weight)
+
+    def piece(self, piece: Piece, tokens, value: Tensor) -> Tensor | None:
+        """Write and read the tokens of a piece: y (N, G, L, V)."""
+        c, gates = self.spec.window, tokens.gates
+        tiled = gates.map(lambda x: to_tiles(x, piece))
+        valid = None
+        if tokens.valid is not None:
+            valid = to_tiles(tokens.valid.unsqueeze(-1).expand(gates.lr.shape).to(value.dtype), piece)
+        window = window_matrix(to_entries(tokens.gate, piece, c), tiled.lag, piece.stride, c)
+        coefficients = gd_coefficients(tiled.lr, tiled.momentum, tiled.retain, valid, window)
+        keys, values = to_entries(tokens.lifted_key, piece, c), to_entries(value, piece, c)
+        queries = None if tokens.lifted_query is None else to_tiles(tokens.lifted_query, piece).unbind(0)
+        per_tile = zip(keys.unbind(0), values.unbind(0), *(x.unbind(0) for x in coefficients))
+        outputs = []
+        for i, (k, v, *co) in enumerate(per_tile):
+            if piece.fresh and i % piece.period == 0:
+                self.move_anchor()
+            q = None if queries is None else queries[i]
+            outputs.append(self.tile(q, k, v, Coefficients(*co)))
+            self.placed.append((piece.start + i * piece.length, k.shape[1]))
+        return None if queries is None else torch.stack(outputs)
+
+    def tile(self, q: Tensor | None, k: Tensor, v: Tensor, co: Coefficients):
+        blocks = [x for block in self.blocks for x in block]
+        matrices = [*self.W, *self.S, *self.A]
+        function = functools.partial(_tile, self.spec, len(self.W), len(self.S))
+        tensors = (q, k, v, self.offset, *co, *self.share, *self.old, *matrices, *blocks)
+        if (
+            torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        ):  # a compiler chooses for itself what to recompute
+            y, push, *matrices = recomputed(function, *tensors)
+        else:
+            y, push, *matrices = function(*tensors)
+        self.W, self.S = matrices[: len(self.W)], matrices[len(self.W) :]
+        self.blocks.append((k, push))
+        beta, f, m = co.beta[:, -1:], co.f[:, -1:], co.m.unsqueeze(-1)
+        weight, momentum, anchor = self.share
+        kept = beta * weight if momentum is None else beta * weight + f * momentum
+        self.share = Shares(
+            torch.cat([kept, co.C[:, -1]], -1),
+            None if momentum is None else torch.cat([m * momentum, co.n], -1),
+            F.pad(anchor, (0, k.shape[1])),
+        )
+        return y
+
+    def lists(self, length: int, places: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
+        """The list in W, S (one or none) and the anchor, (G, length, P) each, with the pushes at `places`."""
+        pushes = torch.cat([push for _, push in self.blocks], 1)  # G n P
+
+        def of(share: Tensor) -> Tensor:
+            total = F.pad(_mix(self.old, share), (0, 0, 0, length - self.old.key.shape[1]))
+            return total.index_add(1, places, share[:, 3:, None] * pushes)
+
+        weight, momentum, anchor = self.share
+        listed = of(weight)
+        return listed, [] if momentum is None else [of(momentum)], listed if anchor is weight else of(anchor)
+
+
+def _mix(old: Old, share: Tensor) -> Tensor:
+    """What is left of the old list under these shares: (G, n, P)."""
+    w, s, a = share[:, :3, None].split(1, 1)  # G 1 1
+    total = w * old.weight + a * old.anchor
+    return total if old.momentum is None else total + s * old.momentum
+
+
+def _tile(spec: MemorySpec, maps: int, momenta: int, q, k, v, offset, *tensors):
+    """One tile: pushes of its entries, reads of its tokens, matrices at its end. Returns y, pushes, W, S."""
+    co, share, old = Coefficients(*tensors[:5]), Shares(*tensors[5:8]), Old(*tensors[8:12])
+    matrices, blocks = tensors[12 : 12 + 2 * maps + momenta], tensors[12 + 2 * maps + momenta :]
+    W, S, A = matrices[:maps], matrices[maps : maps + momenta], matrices[maps + momenta :]
+    keys = torch.cat(blocks[::2], 1) if blocks else None
+    pushes = torch.cat(blocks[1::2], 1) if blocks else None
+    if spec.on_grid:
+        z = k.new_zeros(*k.shape[:2], spec.pair_dim)
+        if old.key.shape[1]:
+            z = z + logits(k, old.key, offset).exp() @ _mix(old, share.anchor)
+        if keys is not None and pushes is not None:
+            z = z + logits(k, keys, offset).exp() @ (share.anchor[:, 3:, None] * pushes)
+        d, uses = kv_errors(spec, z, v, A)
+    else:
+        d, uses = error("dot", None, F.pad(v, (0, 1), value=1.0) if spec.normalize else v), []
+    y = None
+    if q is not None:
+        rows = slice(0, -1) if spec.read == "before" else slice(1, None)
+        C, beta, f = co.C[:, rows], co.beta[:, rows, None], co.f[:, rows, None]
+        z = normalized(spec, _first_map(spec, q, k, -d, C, beta, f, offset, share, old, keys, pushes))
+
+        def fast(i: int, x: Tensor) -> Tensor:
+            if i == 0:
+                return z
+            a, e = uses[i - 1]
+            total = beta * (x @ W[i - 1]) - (C * (x @ a.mT)) @ e
+            return total + f * (x @ S[i - 1]) if S else total
+
+        y = spec.network.forward(q, fast)
+    last, beta, f, n, m = co.C[:, -1, :, None], co.beta[:, -1, None, None], co.f[:, -1, None, None], co.n, co.m
+    W_end = [beta * w + (f * S[i] if S else 0.0) - (last * a).mT @ e for i, (w, (a, e)) in enumerate(zip(W, uses))]
+    S_end = [m[:, None, None] * s - (n.unsqueeze(-1) * a).mT @ e for s, (a, e) in zip(S, uses)]
+    return y, -d, *W_end, *S_end
+
+
+def _first_map(spec, q, k, push, C, beta, f, offset, share: Shares, old: Old, keys, pushes) -> Tensor:
+    """The list at each of the tile's tokens: (G, L, P). C, beta and f are of the rows that are read."""
+    L, E = C.shape[1:]
+    age = torch.arange(L, device=q.device).unsqueeze(-1) - (torch.arange(E, device=q.device) - (spec.window - 1))
+    later = age < (1 if spec.read == "before" else 0)  # what must not be seen, however large: inf times 0 is no number
+    own = logits(q, k, offset).masked_fill(later, 0.0)
+    scored = [(own, C)]
+    weight_share, momentum_share = share.weight, share.momentum
+    past = before = None
+    mixed, kept = old.weight, old.momentum
+    if keys is not None:
+        past = logits(q, keys, offset)
+        if momentum_share is None:
+            coefficient = beta * weight_share[:, None, 3:]
+        else:
+            pair = torch.stack([weight_share[:, 3:], momentum_share[:, 3:]], 1)  # G 2 n
+            coefficient = torch.cat([beta, f], -1) @ pair
+        scored.append((past, coefficient))
+    if old.key.shape[1]:
+        before = logits(q, old.key, offset)
+        mixed = _mix(old, weight_share)
+        kept = None if momentum_share is None else _mix(old, momentum_share)
+        weight = beta * mixed[..., -1].unsqueeze(1)
+        scored.append((before, weight if kept is None else weight + f * kept[..., -1].unsqueeze(1)))
+    top = top_logit(scored) if spec.normalize else None
+    z = (kernel_values(own, top) * C) @ push
+    if past is not None:
+        z = z + (kernel_values(past, top) * scored[1][1]) @ pushes
+    if before is not None:
+        kernel = kernel_values(before, top)
+        z = z + beta * (kernel @ mixed)
+        if kept is not None:
+            z = z + f * (kernel @ kept)
+    return z
+
+
+def kv_errors(spec: MemorySpec, z: Tensor, v: Tensor, A) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    """Errors (G, E, P) at the outputs z of the first map, and for each matrix its inputs and errors."""
+    inputs, pulls, x = [], [], z
+    for a in A:
+        u, pull = JOINTS["gelu"]([x])
+        inputs.append(u)
+        pulls.append(pull)
+        x = u @ a
+    d = error(spec.objective, x, v)
+    uses = []
+    for u, pull, a in zip(reversed(inputs), reversed(pulls), reversed(A)):
+        uses.insert(0, (u, d))
+        (d,) = pull(d @ a.mT)
+    return d, uses

@@ -1,0 +1,116 @@
+"""A scan in torch operations: onto the chunk grid, through an engine chunk by chunk, and the state after the last token.
+
+An engine computes runs of chunks (`ChunkRun`): `engine.Engine` in torch; a backend with kernels has one of its own and shares all else.
+B batch, T time, H heads, K key dim, V value dim, c window, b chunk size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from ...memory.spec import Gates, MemorySpec
+from ...memory.state import MemoryState, common_phase
+from . import kv_scan
+from .chunking import Piece, cut, from_tiles, to_entries, to_tiles
+from .coefficients import gd_coefficients, muon_coefficients, window_matrix
+from .engine import Engine
+from .tokens import Tokens, close_pairs, open_pairs, prepare
+from .varlen import scan_varlen
+
+
+def scan(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask, cu_seqlens, engine: Engine):
+    """`mnemos.memory.scan` of checked arguments."""
+    with torch.autocast(k.device.type, enabled=False):  # coefficients and states are float32 or wider
+        return _scan(q, k, v, gates, state, spec, features, mask, cu_seqlens, engine)
+
+
+def _scan(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask, cu_seqlens, engine: Engine):
+    grid_matters = spec.on_grid and spec.chunk_size > 1
+    if cu_seqlens is not None or mask is not None or (state.phase is None and grid_matters):
+        return scan_varlen(run_grid, q, k, v, gates, state, spec, features, mask, cu_seqlens, engine)
+    tokens = prepare(q, k, v, gates, state, spec, features, engine)
+    phase = state.phase or 0
+    room = -phase % spec.chunk_size
+    tokens, maps = open_pairs(tokens, state, features)
+    y, *maps = run_grid(tokens, room, *maps, spec)
+    T, c = k.shape[1], spec.window
+    (W, S, A), pairs = close_pairs(maps, tokens, state, 0, T + (0 if state.pairs is None else state.pairs.length))
+    position = state.position + T
+    final = dataclasses.replace(
+        state,
+        weights=W,
+        momentum=S,
+        anchor=A,
+        window_key=_tail(tokens.raw_key, c - 1),
+        window_value=_tail(tokens.raw_value, c - 1),
+        window_gate=_tail(tokens.gate, c - 1),
+        position=position,
+        phase=common_phase(position, spec) if state.phase is None else (state.phase + T) % spec.chunk_size,
+        pairs=pairs,
+    )
+    return (y if y is None else y.to(v.dtype)), final
+
+
+def run_grid(tokens: Tokens, room: int, W: list[Tensor], S: list[Tensor], A: list[Tensor], spec: MemorySpec):
+    """Tokens from a known place on the chunk grid: the first `room` of them at the anchor A. Returns y, W, S, A."""
+    if tokens.pairs is not None:
+        return kv_scan.run_grid(tokens, room, W, S, A, spec)
+    B, n, _ = tokens.gates.lr.shape
+    dtype, shapes = tokens.raw_key.dtype, [w.shape for w in W]
+    W, S, A = ([x.to(dtype).flatten(0, 1) for x in xs] for xs in (W, S, A))
+    value = tokens.raw_value
+    if spec.residual and spec.objective == "l2":
+        value = value - tokens.raw_key
+    outputs = []
+    for piece in cut(n, room, spec, together=tokens.engine.joins_chunks):
+        if piece.fresh:
+            A = W
+        y, W, S = _run_piece(piece, tokens, value, W, S, A, spec)
+        outputs.append(y)
+    ends_on_grid = spec.anchor == "token" or (n - room) % spec.chunk_size == 0
+    if ends_on_grid:
+        A = W
+    y = None
+    if tokens.query is not None:
+        y = torch.cat([from_tiles(x, B) for x in outputs], 1) if len(outputs) > 1 else from_tiles(outputs[0], B)
+        if spec.residual:
+            y = y + tokens.query
+
+    def unflatten(xs: list[Tensor]) -> list[Tensor]:
+        return [x.reshape(shape) for x, shape in zip(xs, shapes)]
+
+    final = unflatten(W)
+    return y, final, unflatten(S), final if ends_on_grid else unflatten(A)
+
+
+def _run_piece(piece: Piece, tokens: Tokens, value: Tensor, W, S, A, spec: MemorySpec):
+    c, gates = spec.window, tokens.gates
+    tiled = gates.map(lambda x: to_tiles(x, piece))
+    valid = None
+    if tokens.valid is not None:
+        valid = to_tiles(tokens.valid.unsqueeze(-1).expand(gates.lr.shape).to(value.dtype), piece)
+    window = window_matrix(to_entries(tokens.gate, piece, c), tiled.lag, piece.stride, c)
+    if spec.rule == "gd":
+        coefficients = gd_coefficients(
+            tiled.lr, tiled.momentum, tiled.retain, valid, window, tokens.engine.decay_products
+        )
+    else:
+        ones = torch.ones_like(tiled.lr) if valid is None else valid
+        if spec.lr_position == "inside":
+            window = tiled.lr * window if c == 1 else tiled.lr.unsqueeze(-1) * window
+            tiled.lr = spec.step_size * ones
+        coefficients = muon_coefficients(
+            tiled.momentum, tiled.retain, ones, window, tokens.engine.decay_products, spec.nesterov
+        )
+    q = None if tokens.lifted_query is None else to_tiles(tokens.lifted_query, piece)
+    k = to_entries(tokens.lifted_key, piece, c)
+    v = to_entries(value, piece, c)
+    return tokens.engine.run(spec, piece, q, k, v, coefficients, tiled.lr, tiled.retain, W, S, A)
+
+
+def _tail(x: Tensor, n: int) -> Tensor:
+    """The last n tokens, as a tensor of their own: a view would keep the whole sequence alive."""
+    return x[:, x.shape[1] - n :].clone() if n else x[:, :0].clone()

@@ -1,0 +1,211 @@
+"""`step`: one token per row, for decoding. Rows may stand at different positions.
+
+Nothing is copied to the host but for the value checks, and for the phase of rows that do not agree or are masked.
+B batch, H heads, G = B x H, c window, F lifted key dim, V value dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ...memory.newton_schulz import newton_schulz
+from ...memory.spec import NS_COEFFICIENTS, Gates, MemorySpec
+from ...memory.state import MemoryState, common_phase
+from .inner_grads import errors_at_anchor
+
+Write = Callable[..., tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]]
+
+
+def step(
+    q,
+    k,
+    v,
+    gates: Gates,
+    state: MemoryState,
+    spec: MemorySpec,
+    features,
+    mask,
+    write: Write | None = None,
+    inplace: bool = False,
+) -> tuple[Tensor, MemoryState]:
+    """`mnemos.memory.step` of checked arguments. write: a kernel for `_write_and_read`; inplace: it writes into the state."""
+    with torch.autocast(k.device.type, enabled=False):  # one token is no work for low precision
+        return _step(q, k, v, gates, state, spec, features, mask, write or _write_and_read, inplace)
+
+
+def _step(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask, write: Write, inplace: bool):
+    out_dtype = v.dtype
+    dtype = torch.promote_types(torch.promote_types(k.dtype, out_dtype), state.dtype)
+    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    window = [x.to(dtype) for x in (state.window_key, state.window_value, state.window_gate)]
+    gate = None if gates.gate is None else gates.gate.to(dtype)
+    if spec.window > 1:
+        gate = torch.ones_like(k[..., 0]) if gate is None else gate
+        k, v, gate = (torch.cat(pair, 1) for pair in zip(window, (k, v, gate)))  # B c H ...
+        window = [k[:, 1:], v[:, 1:], gate[:, 1:]]
+    target = v - k if spec.residual and spec.objective == "l2" else v
+    lifted_q, lifted_k = q, k
+    if features is not None:
+        lifted_k, lifted_q = features(torch.cat((k, q), 1)).split((k.shape[1], 1), 1)
+    entries, query = (_heads_first(lifted_k), _heads_first(target)), _heads_first(lifted_q)
+    weight = None if gate is None else gate.transpose(1, 2).reshape(-1, spec.window, 1)  # G c 1
+    lag = gates.lag_weights(spec.window, dtype)
+    if lag is not None:
+        lag = lag.flip(-1).reshape(-1, spec.window, 1)  # oldest first, as the entries are
+        weight = lag if weight is None else weight * lag
+    y, weights, momentum, anchor = write(query, entries, weight, gates, state, spec, dtype)
+    y = y.reshape(*q.shape[:3], -1)
+    y = y + q if spec.residual else y
+
+    final = after_token(state, weights, momentum, anchor, window, inplace)
+    if mask is not None:
+        y, final = _skip_rows(y, final, state, mask.squeeze(1))
+    return y.to(out_dtype), final
+
+
+def after_token(state: MemoryState, weights, momentum, anchor, window, inplace: bool) -> MemoryState:
+    """The state with these matrices and window buffers, one token later. inplace: an anchor of its own may be written into."""
+    position = state.position + 1
+    phase = _next_phase(state, position, state.spec)
+    anchor = _next_anchor(phase, position, weights, anchor, state.spec, inplace)
+    return MemoryState(
+        state.spec,
+        weights,
+        momentum,
+        anchor,
+        *window,
+        position=position,
+        phase=phase,
+        conv=state.conv,
+        inplace=state.inplace,
+        own=inplace,
+    )
+
+
+def _heads_first(x: Tensor) -> Tensor:  # B c H D -> G c D
+    return x.transpose(1, 2).reshape(-1, x.shape[1], x.shape[3])
+
+
+def _write_and_read(query: Tensor, entries, weight: Tensor | None, gates: Gates, state: MemoryState, spec, dtype):
+    """y (G, 1, V), and weights, momentum and anchor after the token; the anchor is the one that was used."""
+    shapes = [w.shape for w in state.weights]
+
+    def each(gate: Tensor) -> Tensor:  # B 1 H -> G 1 1
+        return gate.to(dtype).reshape(-1, 1, 1)
+
+    # contiguous: a start that rows share is copied once, not at each token
+    anchor = [a.to(dtype).contiguous() for a in state.anchor]
+    W, S, A = ([x.to(dtype).flatten(0, 1) for x in xs] for xs in (state.weights, state.momentum, anchor))
+    lr, retain = each(gates.lr), None if gates.retain is None else each(gates.retain)
+    retained = None
+    if spec.decay_first or spec.rule == "muon":
+        retained = W if retain is None else [retain * w for w in W]
+    if spec.anchor == "token":
+        A = retained if spec.decay_first else W
+    assert A is not None
+    if spec.rule == "gd" or spec.lr_position == "inside":
+        weight = lr if weight is None else lr * weight
+    carried: list[Tensor | None] = [None] * len(W)
+    if S and gates.momentum is not None:
+        momentum = each(gates.momentum)
+        carried = [momentum * s for s in S]
+    uses = errors_at_anchor(spec, *entries, A)
+    moved = [_push(s, use, weight, w) for s, use, w in zip(carried, uses, W)]
+    if spec.rule == "muon":
+        assert retained is not None
+        rate = torch.full_like(lr, spec.step_size) if spec.lr_position == "inside" else lr
+        along = moved
+        if spec.nesterov:
+            ahead = [None] * len(W) if gates.momentum is None else [each(gates.momentum) * s for s in moved]
+            along = [_push(s, use, weight, w) for s, use, w in zip(ahead, uses, W)]
+        written = _commit(state, spec, retained, along, rate)
+    elif retained is not None or retain is None:
+        written = [w + s for w, s in zip(retained or W, moved)]
+    else:
+        written = [torch.addcmul(s, retain, w) for w, s in zip(W, moved)]
+    current = W if spec.read == "before" else written
+    y = spec.network.forward(query, lambda i, x: torch.matmul(x, current[i]))
+    weights = [w.view(shape) for w, shape in zip(written, shapes)]
+    return y, weights, [s.view(shape) for s, shape in zip(moved, shapes)] if S else [], anchor
+
+
+def _push(carried: Tensor | None, use: list[tuple[Tensor, Tensor]], weight: Tensor | None, like: Tensor) -> Tensor:
+    """carried (a tensor of our own, or None for 0) - the weighted gradients of the uses of one map."""
+    total = carried
+    for a, d in use:
+        a = a if weight is None else weight * a
+        total = torch.bmm(a.mT, -d) if total is None else total.baddbmm_(a.mT, d, alpha=-1)
+    return torch.zeros_like(like) if total is None else total
+
+
+def _commit(
+    state: MemoryState, spec: MemorySpec, retained: list[Tensor], moved: list[Tensor], lr: Tensor
+) -> list[Tensor]:
+    """Muon's weights after the token: decayed, and where the row commits, stepped."""
+    if state.phase is not None and (state.phase + 1) % spec.commit:
+        return retained
+    coefficients = NS_COEFFICIENTS[spec.ns_coefficients]
+    if state.phase is None:
+        due = ((state.position + 1) % spec.commit == 0).repeat_interleave(state.heads)  # G
+        if not torch.compiler.is_compiling():  # of rows at different places few commit at the same token
+            rows = due.nonzero().squeeze(1)
+            if not len(rows):
+                return retained
+            steps = [lr[rows] * newton_schulz(s[rows], spec.ns_steps, coefficients) for s in moved]
+            return [w.index_add(0, rows, step) for w, step in zip(retained, steps)]
+        lr = lr * due.to(lr.dtype).reshape(-1, 1, 1)
+    return [w + lr * newton_schulz(s, spec.ns_steps, coefficients) for w, s in zip(retained, moved)]
+
+
+def _next_phase(state: MemoryState, position: Tensor, spec: MemorySpec) -> int | None:
+    if state.phase is None:
+        return common_phase(position, spec)
+    return (state.phase + 1) % spec.chunk_size
+
+
+def _next_anchor(
+    phase: int | None, position: Tensor, W: list[Tensor], A: list[Tensor], spec: MemorySpec, inplace: bool
+) -> list[Tensor]:
+    """The anchor after the token: the new weights where a chunk has just ended."""
+    if spec.anchor == "token" or phase == 0:
+        return list(W)
+    if phase is not None:
+        return A
+    if inplace:
+        for row, t in enumerate(position.tolist()):
+            if t % spec.chunk_size == 0:
+                for w, a in zip(W, A):
+                    a[row] = w[row]
+        return A
+    ended = (position % spec.chunk_size == 0).reshape(-1, 1, 1, 1)
+    return [torch.where(ended, w, a) for w, a in zip(W, A)]
+
+
+def _skip_rows(y: Tensor, new: MemoryState, old: MemoryState, keep: Tensor) -> tuple[Tensor, MemoryState]:
+    """Rows whose token is masked stay as they were, and read 0."""
+
+    def choose(a: Tensor, b: Tensor) -> Tensor:
+        return torch.where(keep.reshape(-1, *(1,) * (a.dim() - 1)), a, b.to(a.dtype))
+
+    def all_of(a: list[Tensor], b: list[Tensor]) -> list[Tensor]:
+        return [choose(x, z) for x, z in zip(a, b)]
+
+    position = choose(new.position, old.position)
+    phase = common_phase(position, new.spec)
+    weights = all_of(new.weights, old.weights)
+    final = MemoryState(
+        spec=new.spec,
+        weights=weights,
+        momentum=all_of(new.momentum, old.momentum),
+        anchor=list(weights) if new.spec.anchor == "token" or phase == 0 else all_of(new.anchor, old.anchor),
+        window_key=choose(new.window_key, old.window_key),
+        window_value=choose(new.window_value, old.window_value),
+        window_gate=choose(new.window_gate, old.window_gate),
+        position=position,
+        phase=phase,
+        conv=old.conv,
+    )
+    return choose(y, torch.zeros_like(y)), final

@@ -1,0 +1,156 @@
+"""A sequence as engines take it: types widened, window buffers in front, keys and queries lifted, lags folded.
+
+B batch, T time, H heads, K key dim, V value dim, F lifted key dim, c window.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...memory.kv_memory import Pairs
+from ...memory.spec import Gates, MemorySpec
+from ...memory.state import MemoryState
+from .engine import Engine
+
+
+@dataclass
+class Opened:
+    """The list while tokens are being written: that of the state, then the c-1 tokens before the first, then the tokens.
+
+    key: (B, N, H, K) of all of them. place: where the c-1 tokens before the first begin. seen: how many may have a share.
+    offset: (H,), what is added to inner products, or None.
+    """
+
+    key: Tensor
+    place: int
+    seen: int
+    offset: Tensor | None
+
+    def part(self, start: int, c: int) -> Opened:
+        if start == 0:
+            return self
+        place = self.place + start
+        return dataclasses.replace(self, place=place, seen=place + c - 1)
+
+
+@dataclass
+class Tokens:
+    """A sequence in the engine's terms. Keys, values and gates carry the c-1 tokens before the first."""
+
+    query: Tensor | None  # B T H K, unlifted
+    lifted_query: Tensor | None  # B T H F
+    raw_key: Tensor  # B c-1+T H K
+    raw_value: Tensor  # B c-1+T H V
+    lifted_key: Tensor  # B c-1+T H F
+    gate: Tensor  # B c-1+T H
+    gates: Gates  # B T H, gate and decay folded away: lag holds decay^j * lag, or None
+    engine: Engine
+    valid: Tensor | None = None  # B T, 1 or 0
+    pairs: Opened | None = None  # with features "exp"
+
+    def part(self, start: int, stop: int, c: int) -> Tokens:
+        def tokens(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x[:, start:stop]
+
+        def entries(x: Tensor) -> Tensor:
+            return x[:, start : stop + c - 1]
+
+        return Tokens(
+            tokens(self.query),
+            tokens(self.lifted_query),
+            entries(self.raw_key),
+            entries(self.raw_value),
+            entries(self.lifted_key),
+            entries(self.gate),
+            self.gates.map(lambda x: x[:, start:stop]),
+            self.engine,
+            tokens(self.valid),
+            None if self.pairs is None else self.pairs.part(start, c),
+        )
+
+
+def prepare(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, engine: Engine) -> Tokens:
+    """Widen the types, prepend the window buffers, lift, and fold decay and lag into one weight per lag."""
+    dtype = torch.promote_types(torch.promote_types(k.dtype, v.dtype), state.dtype)
+    k, v = k.to(dtype), v.to(dtype)
+    gate = torch.ones_like(k[..., 0]) if gates.gate is None else gates.gate.to(dtype)
+    if spec.window > 1:
+        k = torch.cat([state.window_key.to(dtype), k], 1)
+        v = torch.cat([state.window_value.to(dtype), v], 1)
+        gate = torch.cat([state.window_gate.to(dtype), gate], 1)
+    if q is not None:
+        q = q.to(dtype)
+    return Tokens(
+        query=q,
+        lifted_query=q if q is None or features is None else features(q),
+        raw_key=k,
+        raw_value=v,
+        lifted_key=k if features is None else features(k),
+        gate=gate,
+        gates=fold_lags(gates, spec, dtype),
+        engine=engine,
+    )
+
+
+def fold_lags(gates: Gates, spec: MemorySpec, dtype: torch.dtype) -> Gates:
+    """Gates in `dtype`, with `lag` standing for decay^j * lag_j and `gate`, `decay` gone."""
+    kept = Gates(lr=gates.lr, momentum=gates.momentum, retain=gates.retain).map(lambda x: x.to(dtype))
+    return dataclasses.replace(kept, lag=gates.lag_weights(spec.window, dtype))
+
+
+def open_pairs(tokens: Tokens, state: MemoryState, features) -> tuple[Tokens, list[list[Tensor]]]:
+    """Tokens that know the list, and [weights, momentum, anchor] whose first map is it, (B, H, N, P), with room for them."""
+    pairs = state.pairs
+    if pairs is None:
+        return tokens, [state.weights, state.momentum, state.anchor]
+    keys, old = tokens.lifted_key, pairs.length
+    opened = Opened(torch.cat([pairs.key.to(keys.dtype), keys], 1), old, old, getattr(features, "offset", None))
+
+    def room(share: Tensor) -> Tensor:
+        return F.pad(share.to(keys.dtype), (0, 0, 0, 0, 0, keys.shape[1])).transpose(1, 2)
+
+    weight = room(pairs.weight)
+    anchor = weight if pairs.anchor is pairs.weight else room(pairs.anchor)
+    momentum = [] if pairs.momentum is None else [room(pairs.momentum)]
+    maps = [[weight, *state.weights], [*momentum, *state.momentum], [anchor, *state.anchor]]
+    return dataclasses.replace(tokens, pairs=opened), maps
+
+
+def close_pairs(
+    maps: list[list[Tensor]], tokens: Tokens, state: MemoryState, offset: Tensor | int, length: int
+) -> tuple[list[list[Tensor]], Pairs | None]:
+    """The maps that are matrices, and the list of a state, `length` long. offset: (B, 1), slots before each row's first token."""
+    if tokens.pairs is None:
+        return maps, None
+    assert state.pairs is not None
+    old, c = state.pairs.length, state.window_key.shape[1] + 1
+    keys = tokens.pairs.key  # B N H K
+    index = torch.arange(length, device=keys.device)
+    slot = index - state.position.unsqueeze(-1) + offset + old + c - 1  # B length, where a pair of this call stands
+    new = (slot >= old) & (slot < keys.shape[1])
+    slot = slot.clamp(0, keys.shape[1] - 1)
+    rows = torch.arange(len(keys), device=keys.device).unsqueeze(-1)
+
+    def written(x: Tensor) -> Tensor:  # B N H D -> B length H D
+        return x[rows, slot] * new.to(x.dtype)[..., None, None]
+
+    def share(x: Tensor) -> Tensor:  # the c-1 tokens before the first stand in both lists
+        x = x.transpose(1, 2)
+        return F.pad(x[:, :old], (0, 0, 0, 0, 0, length - old)) + written(x)
+
+    before = (index < state.position.unsqueeze(-1))[..., None, None]
+    kept = F.pad(keys[:, :old], (0, 0, 0, 0, 0, length - old))
+    W, S, A = maps
+    weight = share(W[0])
+    pairs = Pairs(
+        key=torch.where(before, kept, written(keys)),
+        weight=weight,
+        momentum=share(S[0]) if S else None,
+        anchor=weight if A[0] is W[0] else share(A[0]),
+    )
+    return [W[1:], S[1:], A[1:]], pairs

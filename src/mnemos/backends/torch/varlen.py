@@ -1,0 +1,209 @@
+"""Rows that are not alike: masks, packed documents, and states whose rows stand at different places of the chunk grid.
+
+Every row's valid tokens are moved onto its own chunk grid, so that one uniform run serves all; slots without a token
+are skipped by the `valid` factor of the rules. R rows of the state, P slots.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from ...memory.spec import Gates, MemorySpec
+from ...memory.state import MemoryState
+from .tokens import close_pairs, open_pairs, prepare
+
+
+def scan_varlen(
+    run_grid, q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask, cu_seqlens, engine
+):
+    """`scan` for rows of their own length and place. See there."""
+    rows = _sources(k.shape[0], k.shape[1], mask, cu_seqlens)
+    flat = k.shape[0] * k.shape[1]
+    out_dtype = v.dtype
+
+    def pick(x: Tensor | None) -> Tensor | None:
+        return None if x is None else x.reshape(flat, *x.shape[2:])
+
+    q, k, v = pick(q), pick(k), v.reshape(flat, *v.shape[2:])
+    shape, gates = gates.lr.shape[:2], gates.map(pick)
+    y = None if q is None else torch.zeros(flat, *v.shape[1:], dtype=out_dtype, device=v.device)
+    parts: list[tuple[list[int], MemoryState]] = []
+    for members in _alike(rows):
+        sub = state if len(members) == len(rows) else state.select(members)
+        y_part, final = _run_rows(run_grid, q, k, v, gates, sub, spec, features, [rows[r] for r in members], engine)
+        parts.append((members, final))
+        if y is not None and y_part is not None:
+            source = torch.cat([rows[r] for r in members]).to(v.device)
+            y = y.index_copy(0, source, y_part.to(out_dtype))
+    final = parts[0][1]
+    if len(parts) > 1:
+        order = [r for members, _ in parts for r in members]
+        final = MemoryState.stack([s for _, s in parts]).select([order.index(r) for r in range(len(order))])
+    return (None if y is None else y.reshape(*shape, *y.shape[1:])), final
+
+
+def _sources(B: int, T: int, mask: Tensor | None, cu_seqlens: Tensor | None) -> list[Tensor]:
+    """For each row of the state, where its tokens stand in the flattened (B*T) input."""
+    valid = torch.ones(B, T, dtype=torch.bool) if mask is None else mask.cpu()
+    if cu_seqlens is None:
+        return [valid[b].nonzero().squeeze(-1) + b * T for b in range(B)]
+    bounds = cu_seqlens.tolist()
+    return [valid[0, lo:hi].nonzero().squeeze(-1) + lo for lo, hi in zip(bounds, bounds[1:])]
+
+
+def _alike(rows: list[Tensor]) -> list[list[int]]:
+    """Rows grouped by length to a factor of two, so that padding at most doubles the work."""
+    groups: dict[int, list[int]] = {}
+    for r, source in enumerate(rows):
+        groups.setdefault((len(source) - 1).bit_length() if len(source) else 0, []).append(r)
+    return list(groups.values())
+
+
+def _run_rows(
+    run_grid, q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, rows: list[Tensor], engine
+):
+    """Rows of similar length. q, k, v and gates are flattened; returns y of all tokens, row after row, and the state."""
+
+    device, b, c = k.device, spec.chunk_size, spec.window
+    counts = [len(source) for source in rows]
+    longest = max(counts)
+    if longest == 0:
+        return (None if q is None else v.new_zeros(0, *v.shape[1:])), state
+    positions = state.position.tolist()
+    offsets = [p % b if spec.on_grid else 0 for p in positions]
+    slots = max(o + n for o, n in zip(offsets, counts))
+
+    index = torch.zeros(len(rows), longest, dtype=torch.int64)
+    for r, source in enumerate(rows):
+        index[r, : counts[r]] = source
+    count = torch.tensor(counts, device=device).unsqueeze(-1)
+    offset = torch.tensor(offsets, device=device).unsqueeze(-1)
+    index = index.to(device)
+    present = torch.arange(longest, device=device) < count  # R longest
+
+    def gather(x: Tensor | None, missing: float = 0.0) -> Tensor | None:
+        """(B*T, ...) -> (R, longest, ...), rows left-aligned."""
+        if x is None:
+            return None
+        keep = present.reshape(*present.shape, *(1,) * (x.dim() - 1))
+        return torch.where(keep, x[index], torch.full((), missing, dtype=x.dtype, device=device))
+
+    compact = prepare(
+        gather(q),
+        gather(k),
+        gather(v),
+        Gates(
+            lr=gather(gates.lr),  # ty: ignore[invalid-argument-type]
+            momentum=gather(gates.momentum, 1.0),
+            retain=gather(gates.retain, 1.0),
+            gate=present.to(k.dtype).unsqueeze(-1).expand(-1, -1, k.shape[1])
+            if gates.gate is None
+            else gather(gates.gate),
+            decay=gates.decay,
+            lag=gather(gates.lag),
+        ),
+        state,
+        spec,
+        features,
+        engine,
+    )
+
+    def shift(x: Tensor | None, size: int, missing: float = 0.0) -> Tensor | None:
+        """Move each row right by its offset into `size` slots."""
+        if x is None:
+            return None
+        place = torch.arange(size, device=device) - offset  # R size
+        inside = (place >= 0) & (place < x.shape[1])
+        taken = x[torch.arange(len(rows), device=device).unsqueeze(-1), place.clamp(0, x.shape[1] - 1)]
+        inside = inside.reshape(*inside.shape, *(1,) * (x.dim() - 2))
+        return torch.where(inside, taken, torch.full((), missing, dtype=x.dtype, device=device))
+
+    wide = slots + c - 1
+    timed = compact.gates
+    tokens = dataclasses.replace(
+        compact,
+        query=shift(compact.query, slots),
+        lifted_query=shift(compact.lifted_query, slots),
+        raw_key=shift(compact.raw_key, wide),
+        raw_value=shift(compact.raw_value, wide),
+        lifted_key=shift(compact.lifted_key, wide),
+        gate=shift(compact.gate, wide),
+        gates=Gates(
+            lr=shift(timed.lr, slots),  # ty: ignore[invalid-argument-type]
+            momentum=_ones_where_absent(shift(timed.momentum, slots, 1.0), spec, slots, timed.lr),
+            retain=shift(timed.retain, slots, 1.0),
+            lag=shift(timed.lag, slots),
+        ),
+        valid=shift(present, slots, False),
+    )
+    tokens, maps = open_pairs(_skip(tokens), state, features)
+    y, *maps = _run_segments(run_grid, tokens, *maps, spec, offsets, counts, slots)
+    length = max(p + n for p, n in zip(positions, counts))
+    (W, S, A), pairs = close_pairs(maps, tokens, state, offset, length)
+    ends = [o + n for o, n in zip(offsets, counts)]
+    if y is not None:
+        y = torch.cat([y[r, offsets[r] : ends[r]] for r in range(len(rows))])
+    last = count + torch.arange(c - 1, device=device)  # R c-1, where each row's window begins
+    each = torch.arange(len(rows), device=device).unsqueeze(-1)
+    phases = {(p + n) % b for p, n in zip(positions, counts)}
+    final = dataclasses.replace(
+        state,
+        weights=W,
+        momentum=S,
+        anchor=A,
+        window_key=compact.raw_key[each, last],
+        window_value=compact.raw_value[each, last],
+        window_gate=compact.gate[each, last],
+        position=state.position + count.squeeze(-1),
+        phase=phases.pop() if len(phases) == 1 else None,
+        pairs=pairs,
+    )
+    return y, final
+
+
+def _ones_where_absent(momentum: Tensor | None, spec: MemorySpec, slots: int, lr: Tensor) -> Tensor | None:
+    """Without momentum a skipped token must still carry S on: then momentum is 0 at tokens, 1 at skipped slots."""
+    if momentum is None and spec.momentum:
+        return lr.new_zeros(lr.shape[0], slots, lr.shape[2])
+    return momentum
+
+
+def _skip(tokens):
+    """Gate values of the slots without a token; the rules' `valid` factor does the rest."""
+    absent = ~tokens.valid.unsqueeze(-1)
+    gates = tokens.gates
+    one = torch.ones((), dtype=gates.lr.dtype, device=gates.lr.device)
+    momentum = None if gates.momentum is None else torch.where(absent, one, gates.momentum)
+    retain = None if gates.retain is None else torch.where(absent, one, gates.retain)
+    return dataclasses.replace(tokens, gates=dataclasses.replace(gates, momentum=momentum, retain=retain))
+
+
+def _run_segments(run_grid, tokens, W, S, A, spec: MemorySpec, offsets, counts, slots: int):
+    """Run all slots, stopping where a row ends inside a chunk: that chunk's start is the row's anchor."""
+    b = spec.chunk_size
+    if not spec.on_grid:
+        return run_grid(tokens, 0, W, S, A, spec)
+    ends = [o + n for o, n in zip(offsets, counts)]
+    starts = [end // b * b if end % b else None for end in ends]  # where the chunk a row ends in begins
+    cuts = sorted({s for s in starts if s})
+    anchor, outputs, begin = A, [], 0
+    room = b if any(offsets) else 0
+    for stop in [*cuts, slots]:
+        if stop > begin:
+            y, W, S, A = run_grid(tokens.part(begin, stop, spec.window), room, W, S, A, spec)
+            outputs.append(y)
+            room = 0
+        if stop in cuts:
+            anchor = _rows_where([s == stop for s in starts], W, anchor)
+        begin = stop
+    anchor = _rows_where([s is None for s in starts], W, anchor)
+    y = None if tokens.query is None else torch.cat(outputs, 1)
+    return y, W, S, anchor
+
+
+def _rows_where(rows: list[bool], new: list[Tensor], old: list[Tensor]) -> list[Tensor]:
+    chosen = torch.tensor(rows, device=new[0].device).reshape(-1, 1, 1, 1)
+    return [torch.where(chosen, n, o.to(n.dtype)) for n, o in zip(new, old)]

@@ -1,0 +1,113 @@
+"""Choice of the backend that computes an operation.
+
+A backend is a module under `mnemos.backends` that registers kernels: functions for operations, each with `supports`, which takes
+the arguments of the choice and returns None, or the reason why the kernel cannot compute this call. `find` returns the first kernel
+that supports a call. An operation under `@operation` has a plain torch form, computed if no backend supports the call.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+MODULES = {"cpu": "mnemos.backends.cpu", "torch": "mnemos.backends.torch"}  # in the order in which they are asked
+BACKENDS = ("auto", *reversed(MODULES))
+DEPRECATED = {"cpp": "cpu"}  # former names of backends, in saved configs
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Result = TypeVar("Result")
+
+
+class Kernel(NamedTuple):
+    """An implementation of an operation. supports: None, or why it cannot compute a call."""
+
+    function: Callable[..., Any]
+    supports: Callable[..., str | None]
+
+
+_KERNELS: dict[str, dict[str, Kernel]] = {}  # by operation and backend
+
+
+def kernel(operation: str, backend: str, supports: Callable[..., str | None]) -> Callable[[Function], Function]:
+    """Decorator: register the function as `backend`'s implementation of `operation`."""
+
+    def register(function: Function) -> Function:
+        _KERNELS.setdefault(operation, {})[backend] = Kernel(function, supports)
+        return function
+
+    return register
+
+
+def check_backend(backend: str) -> str:
+    """The backend's present name. Raises a ValueError for an unknown one."""
+    backend = DEPRECATED.get(backend, backend)
+    if backend not in BACKENDS:
+        raise ValueError(f"backend={backend!r:.60} is unknown; choose one of {', '.join(map(repr, BACKENDS))}")
+    return backend
+
+
+def find(operation: str, backend: str, *arguments, **keywords) -> Callable[..., Any] | None:
+    """The first implementation of `operation` that supports a call with these arguments; None if there is none.
+
+    backend: "auto", or the one backend to ask before "torch". A ValueError if that one is not available on this machine.
+
+    >>> find("rms_norm", "torch", torch.ones(3), None, None) is None
+    True
+    """
+    for name, found in _kernels(operation):
+        if backend in ("auto", name) or name == "torch":
+            if found.supports(*arguments, **keywords) is None:
+                return found.function
+            if backend == name and (reason := unavailable_reason(name)) is not None:
+                raise ValueError(f"backend={name!r} is not available: {reason}; use 'auto' or 'torch'")
+    return None
+
+
+def unavailable_reason(backend: str) -> str | None:
+    """Why a backend is not available on this machine, or None if it is."""
+    return importlib.import_module(MODULES[backend]).unavailable_reason()
+
+
+def reasons(operation: str, *arguments) -> dict[str, str | None]:
+    """For each backend that implements the operation: None if it supports the call, else the reason why not."""
+    return {name: found.supports(*arguments) for name, found in _kernels(operation)}
+
+
+def _kernels(operation: str) -> Iterator[tuple[str, Kernel]]:
+    _load()
+    found = _KERNELS.get(operation, {})
+    return ((name, found[name]) for name in MODULES if name in found)
+
+
+@functools.cache
+def _load() -> None:
+    for module in MODULES.values():
+        importlib.import_module(module)
+
+
+def decode(
+    module: torch.nn.Module, x: torch.Tensor, state: Any, backend: str = "auto"
+) -> tuple[torch.Tensor, Any] | None:
+    """One token x (B, 1, dim) of a module by a kernel: y (B, 1, dim) and its state after it; None if no backend has a kernel for it."""
+    found = find("decode", backend, module, x, state)
+    return None if found is None else found(module, x, state)
+
+
+def operation(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Decorator: a torch function for which backends may have kernels, under its name. It takes `backend` as a further keyword."""
+
+    name: str = function.__name__  # ty: ignore[unresolved-attribute]
+
+    @functools.wraps(function)
+    def dispatched(*arguments, backend: str = "auto", **keywords):
+        if backend != "torch" and not torch.compiler.is_compiling():
+            found = find(name, backend, *arguments, **keywords)
+            if found is not None:
+                return found(*arguments, **keywords)
+        return function(*arguments, **keywords)
+
+    return dispatched

@@ -1,0 +1,208 @@
+"""The one place where arguments from outside are checked, in words a user understands."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from .spec import Gates, MemorySpec
+from .state import MemoryState
+from .state_validation import check_parts
+
+
+class NotFiniteError(ValueError):
+    """A NaN or an infinity where a memory needs numbers; the message names its row and position."""
+
+
+def check_inputs(
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    gates: Gates,
+    state: MemoryState,
+    spec: MemorySpec,
+    features,
+    mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> None:
+    """The arguments of `scan`: shapes, types and devices; and values, but under torch.compile."""
+    _check_floats("k", k, spec.key_dim)
+    others = [("v", v, spec.value_dim)] if q is None else [("q", q, spec.key_dim), ("v", v, spec.value_dim)]
+    for name, x, dim in others:
+        _check_floats(name, x, dim)
+        if x.shape[:3] != k.shape[:3]:
+            raise ValueError(f"{name} has (B, T, H) = {tuple(x.shape[:3])}, but k has {tuple(k.shape[:3])}")
+        if x.device != k.device:
+            raise ValueError(f"{name} is on {x.device}, but k is on {k.device}")
+    B, T, H = k.shape[:3]
+    if T == 0:
+        raise ValueError("the sequence is empty: T must be >= 1")
+    documents = B
+    if cu_seqlens is not None:
+        documents = check_cu_seqlens(cu_seqlens, B, T)
+    check_state(state, spec, documents, H, k.device)
+    if mask is not None and (not isinstance(mask, Tensor) or mask.shape != (B, T) or mask.dtype != torch.bool):
+        got = (
+            f"has shape {tuple(mask.shape)} and type {mask.dtype}"
+            if isinstance(mask, Tensor)
+            else f"is a {_kind(mask)}"
+        )
+        raise ValueError(f"mask {got}, but a bool tensor {(B, T)} is expected")
+    _check_features(features, spec, H)
+    _check_gates(gates, (B, T, H), spec, k.device)
+    _check_network(spec, k)
+
+
+def check_token(
+    q: Tensor, k: Tensor, v: Tensor, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask
+) -> None:
+    """The arguments of `step`."""
+    if not isinstance(k, Tensor) or k.dim() != 4 or k.shape[1] != 1:
+        raise ValueError(f"k has shape {_shape(k)}, but step takes one token: (B, 1, H, {spec.key_dim})")
+    if q is None:
+        raise ValueError("q is None, but step reads: give (B, 1, H, key_dim), or use scan(None, ...) to write alone")
+    check_inputs(q, k, v, gates, state, spec, features, mask, None)
+
+
+def check_query(q: Tensor, state: MemoryState, spec: MemorySpec, features) -> None:
+    """The arguments of `read`."""
+    _check_floats("q", q, spec.key_dim)
+    check_state(state, spec, q.shape[0], q.shape[2], q.device)
+    _check_features(features, spec, q.shape[2])
+
+
+def check_state(state: MemoryState, spec: MemorySpec, batch: int, heads: int, device: torch.device) -> None:
+    if not isinstance(state, MemoryState):
+        raise ValueError(f"state is a {_kind(state)}, but must be a MemoryState (spec.initial_state(W0, batch=...))")
+    if state.spec is not spec and state.spec != spec and not _same_but_for_steps(state.spec, spec):
+        raise ValueError("state belongs to another spec; make one with spec.initial_state(W0, batch=...)")
+    if state.batch != batch:
+        raise ValueError(f"state holds {state.batch} rows, but the input has {batch}")
+    if state.heads != heads:
+        raise ValueError(f"state holds {state.heads} heads, but the input has {heads}")
+    if state.position.device != device:
+        raise ValueError(f"state is on {state.position.device}, but the input is on {device}; use state.to(...)")
+    if not torch.compiler.is_compiling():
+        check_parts(state, spec, batch, heads)
+    if state.own and not state.inplace:
+        state.own = False  # what comes of this call may hold its tensors too
+
+
+def _same_but_for_steps(own: MemorySpec, spec: MemorySpec) -> bool:
+    """Whether a call may use `spec` on a state of `own`: more or fewer Newton–Schulz iterations leave the state what it is."""
+    return own.rule == spec.rule == "muon" and dataclasses.replace(own, ns_steps=spec.ns_steps) == spec
+
+
+def _kind(x) -> str:
+    return type(x).__name__
+
+
+def _shape(x) -> str:
+    return str(tuple(x.shape)) if isinstance(x, Tensor) else _kind(x)
+
+
+def _check_floats(name: str, x, dim: int) -> None:
+    if not isinstance(x, Tensor) or x.dim() != 4 or x.shape[-1] != dim:
+        raise ValueError(f"{name} has shape {_shape(x)}, but (B, T, H, {dim}) is expected")
+    if not x.is_floating_point():
+        raise ValueError(f"{name} has type {x.dtype}, but must be a floating-point tensor")
+
+
+def as_boundaries(cu_seqlens) -> Tensor:
+    """cu_seqlens as a tensor: lists, tuples and arrays of numbers become one."""
+    if isinstance(cu_seqlens, Tensor):
+        return cu_seqlens
+    try:
+        return torch.as_tensor(cu_seqlens)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(
+            f"cu_seqlens is a {_kind(cu_seqlens)}, but must be a whole-number vector [0, end of document 1, ..., T]"
+        ) from None
+
+
+def check_cu_seqlens(cu_seqlens: Tensor, B: int, T: int) -> int:
+    """The number of documents that cu_seqlens packs into one row of T tokens."""
+    if B != 1:
+        raise ValueError(f"cu_seqlens needs one packed row, but the batch is {B}")
+    if (
+        not isinstance(cu_seqlens, Tensor)
+        or cu_seqlens.dim() != 1
+        or len(cu_seqlens) < 2
+        or cu_seqlens.is_floating_point()
+    ):
+        raise ValueError("cu_seqlens must be a vector of whole numbers, [0, end of document 1, ..., T]")
+    bounds = cu_seqlens.tolist()
+    if bounds[0] != 0 or bounds[-1] != T or any(a > b for a, b in zip(bounds, bounds[1:])):
+        raise ValueError(f"cu_seqlens must rise from 0 to T={T}, but is {bounds[:4]}...{bounds[-1:]}")
+    return len(bounds) - 1
+
+
+def _check_features(features, spec: MemorySpec, heads: int) -> None:
+    if features is None:
+        if spec.features not in ("identity", "exp"):  # without a module the kernel is exp(q·k)
+            raise ValueError(
+                f"the spec has features={spec.features!r}: pass features=make_features(spec, heads={heads})"
+            )
+        return
+    dims = getattr(features, "dim_in", None), getattr(features, "dim_out", None)
+    if not callable(features) or None in dims:
+        raise ValueError(
+            f"features is a {_kind(features)} without dim_in and dim_out: pass a FeatureMap, as make_features makes it"
+        )
+    if dims != (spec.key_dim, spec.lifted_dim):
+        raise ValueError(
+            f"features map {dims[0]} to {dims[1]} dimensions, but the spec needs {spec.key_dim} to {spec.lifted_dim}"
+        )
+    if getattr(features, "heads", heads) != heads:
+        raise ValueError(
+            f"features are of {features.heads} heads, but the input has {heads}: use make_features(spec, heads={heads})"
+        )
+    name = getattr(features, "name", None if spec.features == "identity" else spec.features)
+    if name != spec.features:
+        raise ValueError(f"features are {name or _kind(features)!r}, but the spec has features={spec.features!r}")
+
+
+def _check_gates(gates: Gates, shape: tuple[int, int, int], spec: MemorySpec, device: torch.device) -> None:
+    if not isinstance(gates, Gates) or not isinstance(gates.lr, Tensor):
+        raise ValueError("gates must be Gates(lr=...) with a tensor lr (B, T, H)")
+    if gates.momentum is not None and not spec.momentum:
+        raise ValueError("gates.momentum is given, but the spec has momentum=False")
+    for name in ("lr", "momentum", "retain", "gate", "decay", "lag"):
+        x = getattr(gates, name)
+        if x is None:
+            continue
+        wanted = shape[2:] if name == "decay" else (*shape, spec.window) if name == "lag" else shape
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            kind = f"has type {x.dtype}" if isinstance(x, Tensor) else f"is a {_kind(x)}"
+            raise ValueError(f"gates.{name} {kind}, but must be a floating-point tensor {tuple(wanted)}")
+        if x.shape != wanted:
+            raise ValueError(f"gates.{name} has shape {tuple(x.shape)}, but {tuple(wanted)} is expected")
+        if x.device != device:
+            raise ValueError(f"gates.{name} is on {x.device}, but k is on {device}")
+        if not torch.compiler.is_compiling():
+            low, high = (end.item() for end in torch.aminmax(x.detach()))
+            if not (low >= 0.0 and high < float("inf")) or (name != "lr" and high > 1.0):
+                raise _gate_error(name, x, low, high)
+
+
+def _gate_error(name: str, x: Tensor, low: float, high: float) -> ValueError:
+    allowed = "finite and >= 0" if name == "lr" else "in [0, 1]"
+    wrong = f"gates.{name} must be {allowed}, but ranges over [{low}, {high}]"
+    if name != "decay":  # which is a number per head
+        fine = x.isfinite() & (x >= 0) & ((x <= 1) | (name == "lr"))
+        row, position = (~fine).flatten(2).any(2).nonzero()[0].tolist()
+        wrong += f", first in row {row}, position {position}"
+    return ValueError(wrong) if x.isfinite().all() else NotFiniteError(wrong)
+
+
+def _check_network(spec: MemorySpec, like: Tensor) -> None:
+    """A structure of the user's own holds no trained parameters: the engine would lose a part of their gradients."""
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling() or spec.network.chain is not None:
+        return
+    x = like.new_zeros(1, 1, spec.lifted_dim)
+    if spec.network.forward(x, lambda i, z: z.sum(-1, keepdim=True).expand(1, 1, spec.shapes[i][1])).requires_grad:
+        raise ValueError(
+            f"structure {spec.structure!r} holds parameters that require gradients, but may be made of fast maps and functions alone"
+        )

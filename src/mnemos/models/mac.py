@@ -1,0 +1,191 @@
+"""`mac`, memory as context: attention inside a segment, over what the memory held for it when the segment began.
+
+For every segment: retrieve with the weights W the memory had at its start, attend over [persistent ‖ long-term ‖ retrieved ‖
+segment], write what attention made of it into the memory and read it there, and join both by a gate.
+Shapes: B batch, T time, D hidden size, H heads, K key dim, V value dim, P persistent and N long-term tokens, L segment length.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..memory import MemoryState, NeuralMemory
+from ..memory import read as read_memory
+from ..nn import RowCache, SegmentAttention, SegmentCache
+from ..nn.attention_segment import Ahead
+from ..nn.norm import RMSNorm, l2_normalize, rms_norm
+from .config import MnemosConfig
+from .gate import Gate, State, attention_choices
+
+Part = tuple[Tensor, Tensor]  # what attention and memory made of some tokens, (B, T, D) each
+
+
+@dataclass
+class FrozenCache(RowCache):
+    """weights: (B, M), the memory's fast weights at the start of each row's segment, all maps in one row."""
+
+    weights: Tensor
+
+
+class Retrieval(nn.Module):
+    """Looks queries up in weights that stand still: (B, T, H, K) -> (B, T, D)."""
+
+    def __init__(self, config: MnemosConfig, memory: NeuralMemory):
+        super().__init__()
+        D, spec, N = config.hidden_size, memory.spec, config.num_longterm_tokens
+        self.heads, self.norms, self.eps = memory.heads, memory.config.qk_norm, memory.config.eps
+        self.query = nn.Linear(D, memory.heads * spec.key_dim, bias=False)
+        self.norm = RMSNorm(spec.value_dim, memory.config.eps)
+        self.out = nn.Linear(memory.heads * spec.value_dim, D, bias=False)
+        self.longterm = nn.Parameter(torch.empty(N, D)) if N else None
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        if self.longterm is not None:
+            nn.init.normal_(self.longterm)  # as large as what a norm gives
+
+    def queries(self, x: Tensor) -> Tensor:
+        """x (B, T, D) -> (B, T, H, K)."""
+        q = F.silu(self.query(x)).unflatten(-1, (self.heads, -1))
+        if self.norms == "l2":
+            return l2_normalize(q, self.eps)
+        return rms_norm(q, eps=self.eps) if self.norms == "rms" else q
+
+    def forward(self, q: Tensor, state: MemoryState, features) -> Tensor:
+        return self.out(self.norm(read_memory(q, state, state.spec, features)).flatten(2))
+
+
+class ContextMixer(nn.Module):
+    """`mac`. A row's segments are counted in its own real tokens, so rows may stand at different places of theirs."""
+
+    def __init__(self, config: MnemosConfig):
+        super().__init__()
+        self.length = config.segment_length
+        self.attention = SegmentAttention(
+            config.hidden_size,
+            config.num_attention_heads,
+            config.segment_length,
+            longterm=config.num_longterm_tokens,
+            **attention_choices(config),
+        )
+        self.memory = NeuralMemory(config.memory_config)
+        self.retrieval = Retrieval(config, self.memory)
+        self.gate = Gate(config)
+
+    def forward(self, x: Tensor, state: State | None, mask: Tensor | None, persistent: int, use_cache: bool):
+        now, parts = self._begin(x[:, :persistent], state)
+        real, mask = x[:, persistent:], None if mask is None else mask[:, persistent:]
+        offset = self._common_offset(now, mask)
+        parts += self._ragged(real, mask, now) if offset is None else self._aligned(real, offset, now)
+        y, m = (torch.cat(pieces, 1) if len(pieces) > 1 else pieces[0] for pieces in zip(*parts))
+        return self.gate(y, m, x), now.state() if use_cache else None
+
+    def _begin(self, persistent: Tensor, state: State | None) -> tuple[_Now, list[Part]]:
+        """Where the rows stand, and attention and memory of the persistent tokens, which come before every segment."""
+        if state is not None:
+            memory: MemoryState = state["memory"]
+            return _Now(memory, state["attention"], _unflatten(state["frozen"].weights, memory)), []
+        B, P = persistent.shape[:2]
+        now = _Now(self.memory.initial_state(B), None, None)
+        if not P:
+            return now, []
+        y, now.attention = self.attention(persistent, torch.zeros_like(persistent), persistent=P)
+        m, now.memory = self.memory(y, now.memory)
+        return now, [(y, m)]
+
+    def _common_offset(self, now: _Now, mask: Tensor | None) -> int | None:
+        """How far all rows are into their segments, if they agree and bring the same number of tokens."""
+        if mask is not None:
+            return None
+        if now.frozen is None or now.attention is None:  # nothing real has been read
+            return 0
+        offsets = set(now.attention.position.remainder(self.length).tolist())
+        return offsets.pop() if len(offsets) == 1 else None
+
+    def _aligned(self, x: Tensor, offset: int, now: _Now) -> list[Part]:
+        """All rows at the same place of their segments: pieces are slices."""
+        T, L = x.shape[1], self.length
+        first = min(T, L - offset)
+        sizes = [first, *(min(L, T - start) for start in range(first, T, L))]
+        ahead = self.attention.look_ahead(x, offset, sizes) if T > 1 else [None]
+        parts = []
+        for piece, q, known in zip(x.split(sizes, 1), self.retrieval.queries(x).split(sizes, 1), ahead):
+            if offset == 0:
+                now.freeze()
+            parts.append(self._piece(piece, q, None, now, known))
+            offset = 0
+        return parts
+
+    def _ragged(self, x: Tensor, mask: Tensor | None, now: _Now) -> list[Part]:
+        """Piece k holds, of every row, the tokens of its k-th segment in this call."""
+        B, T, L = x.shape[0], x.shape[1], self.length
+        count = torch.full((B,), T, device=x.device) if mask is None else mask.sum(1)
+        offset = torch.zeros_like(count) if now.attention is None else now.attention.position % L
+        row = torch.arange(B, device=x.device).unsqueeze(1)
+        q = self.retrieval.queries(x)
+        y, m = x.new_zeros(2, B, T + 1, x.shape[2])  # one more column, for what is not valid
+        for k in range(max(1, -(-int((offset + count).max()) // L))):
+            begin = (k * L - offset).clamp(min=0)
+            end = torch.minimum(count, (k + 1) * L - offset)
+            width = max(1, int((end - begin).max()))
+            column = begin.unsqueeze(1) + torch.arange(width, device=x.device)  # B width
+            valid = column < end.unsqueeze(1)
+            now.freeze(valid[:, 0] & (offset + begin).remainder(L).eq(0))
+            source, target = (row, column.clamp(max=T - 1)), (row, column.where(valid, T))
+            made = self._piece(x[source], q[source], None if bool(valid.all()) else valid, now)
+            y, m = (whole.index_put(target, part.to(x.dtype)) for whole, part in zip((y, m), made))
+        return [(y[:, :T], m[:, :T])]
+
+    def _piece(self, x: Tensor, q: Tensor, mask: Tensor | None, now: _Now, ahead: Ahead | None = None) -> Part:
+        """Tokens x (B, T, D) of one segment of every row, and what they ask (B, T, H, K): attention and memory of them."""
+        assert now.frozen is not None
+        frozen = dataclasses.replace(now.memory, weights=now.frozen, anchor=now.frozen)
+        retrieved, longterm = q, None
+        if self.retrieval.longterm is not None:
+            asked = self.retrieval.queries(self.retrieval.longterm.to(x.dtype).unsqueeze(0))
+            retrieved = torch.cat([asked.expand(x.shape[0], -1, -1, -1), q], 1)
+        retrieved = self.retrieval(retrieved, frozen, self.memory.features)
+        if self.retrieval.longterm is not None:
+            longterm, retrieved = retrieved.split([len(self.retrieval.longterm), x.shape[1]], 1)
+        y, now.attention = self.attention(x, retrieved, longterm, now.attention, mask, ahead=ahead)
+        m, now.memory = self.memory(y, now.memory, mask)
+        return y, m
+
+
+@dataclass
+class _Now:
+    """The states while a call goes on."""
+
+    memory: MemoryState
+    attention: SegmentCache | None
+    frozen: list[Tensor] | None
+
+    def freeze(self, rows: Tensor | None = None) -> None:
+        """Take over the memory's weights, for these rows (B,) or for all."""
+        if self.frozen is None or rows is None or bool(rows.all()):
+            weights = self.memory.weights
+            self.frozen = [w.clone() for w in weights] if self.memory.inplace else weights  # in place they would move
+        elif bool(rows.any()):
+            pick = rows[:, None, None, None]
+            self.frozen = [torch.where(pick, new, old) for new, old in zip(self.memory.weights, self.frozen)]
+
+    def state(self) -> State:
+        assert self.attention is not None and self.frozen is not None
+        flat = torch.cat([w.flatten(1) for w in self.frozen], dim=1)
+        return {
+            "memory": self.memory,
+            "attention": self.attention,
+            "frozen": FrozenCache(self.attention.position, flat),
+        }
+
+
+def _unflatten(flat: Tensor, memory: MemoryState) -> list[Tensor]:
+    shapes = [w.shape[1:] for w in memory.weights]
+    return [part.unflatten(1, shape) for part, shape in zip(flat.split([math.prod(s) for s in shapes], 1), shapes)]
