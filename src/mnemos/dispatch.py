@@ -100,7 +100,7 @@ def decode(
 def operation(function: Callable[..., Result]) -> Callable[..., Result]:
     """Decorator: a torch function for which backends may have kernels, under its name. It takes `backend` as a further keyword."""
 
-    name: str = function.__name__  # ty: ignore[unresolved-attribute]
+    name: str = function.__name__  # ty: ignore[missing-attribute]
 
     @functools.wraps(function)
     def dispatched(*arguments, backend: str = "auto", **keywords):

@@ -5,6 +5,7 @@ Needs torch and safetensors alone. Start with `NeuralMemory`, or with `MemorySpe
 
 from .config import NeuralMemoryConfig
 from .features import FeatureMap, make_features, register_features
+from .initial_state import initial_state  # noqa: F401 (gives MemorySpec its method)
 from .layer import NeuralMemory
 from .networks import Structure, register_structure
 from .newton_schulz import newton_schulz

@@ -37,8 +37,8 @@ def activate(x: Tensor, heads: int, dims: tuple[int, ...], norms: Norms) -> tupl
         return tuple(_normalize(part.unflatten(-1, (heads, -1)), *norm) for part, norm in zip(parts, norms))
 
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        return recomputed(function, x)  # ty: ignore[invalid-return-type]
-    return function(x)  # ty: ignore[invalid-return-type]
+        return recomputed(function, x)
+    return function(x)  # ty: ignore[invalid-explicit-return]
 
 
 def _normalize(s: Tensor, alpha: float, epsilon: float) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -303,66 +302,13 @@ class MemorySpec:
             raise ValueError(f"a MemorySpec needs {', '.join(missing)}")
         return cls(**given)
 
-    def initial_state(
-        self,
-        W0: list[Tensor],
-        batch: int,
-        heads: int | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> MemoryState:
-        """State before the first token, for `batch` rows. W0: list of (H, d_in, d_out), one per fast map; gradients reach it.
+    if TYPE_CHECKING:  # memory/initial_state.py has it: a state is made of a spec, so this file cannot import states
 
-        heads, dtype (float32) and device (cpu) are for a memory without matrices, features "exp" and structure "linear", whose W0 is [];
-        otherwise they are those of W0.
-
-        >>> spec = MemorySpec(key_dim=4, value_dim=4, structure="linear")
-        >>> spec.initial_state([torch.zeros(2, 4, 4)], batch=3).weights[0].shape
-        torch.Size([3, 2, 4, 4])
-        """
-        from .kv_memory import Pairs
-        from .state import MemoryState
-
-        if not isinstance(batch, (int, torch.SymInt)) or isinstance(batch, bool) or batch < 1:
-            raise ValueError(f"batch={batch!r} must be a whole number >= 1")
-        W0 = list(W0) if isinstance(W0, Iterable) else [W0]
-        if not all(isinstance(w, Tensor) for w in W0):
-            raise ValueError("W0 must be a list of tensors (heads, d_in, d_out), one per fast map")
-        if len(W0) != len(self.shapes):
-            raise ValueError(
-                f"W0 has {len(W0)} matrices, but structure {self.structure!r} has {len(self.shapes)} fast maps"
-            )
-        if not W0:
-            if type(heads) is not int or heads < 1:
-                raise ValueError(f"heads={heads!r} must be a whole number >= 1, for W0 is empty and cannot tell it")
-            W0 = [torch.zeros(heads, 0, 0, dtype=dtype, device=device)]
-        elif (heads, dtype, device) != (None, None, None):
-            raise ValueError("heads, dtype and device are those of W0: give them only where W0 is []")
-        heads = W0[0].shape[0] if W0[0].dim() == 3 else 0
-        dtype = torch.promote_types(torch.float32, W0[0].dtype)
-        for i, (w, shape) in enumerate(zip(W0, self.shapes)):
-            if tuple(w.shape) != (heads, *shape) or heads == 0:
-                wanted = f"({heads or 'heads'}, {shape[0]}, {shape[1]})"
-                raise ValueError(f"W0[{i}] has shape {tuple(w.shape)}, but (heads, d_in, d_out) = {wanted} is expected")
-            if not w.is_floating_point():
-                raise ValueError(f"W0[{i}] has type {w.dtype}, but must be a floating-point tensor")
-            if w.device != W0[0].device:
-                raise ValueError(f"W0[{i}] is on {w.device}, but W0[0] is on {W0[0].device}")
-            dtype = torch.promote_types(dtype, w.dtype)
-        weights = [w.to(dtype).unsqueeze(0).expand(batch, *w.shape) for w in W0[: len(self.shapes)]]
-        c, like = self.window - 1, W0[0].to(dtype)
-        empty = like.new_zeros
-        return MemoryState(
-            spec=self,
-            weights=weights,
-            momentum=[torch.zeros_like(w, memory_format=torch.contiguous_format) for w in weights]
-            if self.momentum
-            else [],
-            anchor=list(weights),
-            window_key=empty(batch, c, heads, self.key_dim),
-            window_value=empty(batch, c, heads, self.value_dim),
-            window_gate=empty(batch, c, heads),
-            position=torch.zeros(batch, dtype=torch.int64, device=like.device),
-            phase=0,
-            pairs=Pairs.empty(self, batch, heads, like) if self.grows else None,
-        )
+        def initial_state(
+            self,
+            W0: list[Tensor],
+            batch: int,
+            heads: int | None = None,
+            dtype: torch.dtype | None = None,
+            device: torch.device | str | None = None,
+        ) -> MemoryState: ...
