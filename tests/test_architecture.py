@@ -10,7 +10,21 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "src"
 # A folder imports only from itself and from folders before it. "" holds the modules beside the folders that all may use.
-LAYERS = ["", "nn", "memory", "backends", "models", "data", "train", "eval", "trials", "report", "demo", "ablate", "cli"]
+LAYERS = [
+    "",
+    "nn",
+    "memory",
+    "backends",
+    "models",
+    "data",
+    "train",
+    "eval",
+    "trials",
+    "report",
+    "demo",
+    "ablate",
+    "cli",
+]
 ENTRANCES = {"mnemos", "mnemos.__main__", "mnemos.compat"}  # names for users, which nothing in the package imports
 LONGEST = 400
 TOO_LONG = {"mnemos.models.model"}  # to be split

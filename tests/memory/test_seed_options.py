@@ -16,7 +16,7 @@ from helpers import assert_close_rms
 from mnemos.backends.torch.trace import traced_scan
 from mnemos.eval.capacity import measured_rank, theoretical_rank
 from mnemos.memory import Gates, MemorySpec, MemoryState, NeuralMemory, newton_schulz, reference_scan, scan, step
-from mnemos.memory.spec import NS_COEFFICIENTS
+from mnemos.memory.newton_schulz import NS_COEFFICIENTS
 
 f64 = torch.float64
 

@@ -10,7 +10,7 @@ from helpers import every_backend
 from mnemos.memory import Gates, MemorySpec, NeuralMemory, Structure, newton_schulz, reference_scan, scan
 from mnemos.memory.features import Exp
 from mnemos.memory.networks import STRUCTURES
-from mnemos.memory.spec import NS_COEFFICIENTS
+from mnemos.memory.newton_schulz import NS_COEFFICIENTS
 from mnemos.models.loss import cross_entropy
 from mnemos.nn.norm import RMSNorm
 

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mnemos.memory.newton_schulz import polynomials
+from mnemos.memory.newton_schulz import NS_COEFFICIENTS, polynomials
 from mnemos.memory.reference import reference_scan
-from mnemos.memory.spec import NS_COEFFICIENTS, Gates, MemorySpec
+from mnemos.memory.spec import Gates, MemorySpec
 
 f64 = torch.float64
 D = 4  # key and value dim of the small memories below

@@ -25,7 +25,7 @@ from formulas import (
 )
 from torch import Tensor
 
-from mnemos.memory.spec import NS_COEFFICIENTS
+from mnemos.memory.newton_schulz import NS_COEFFICIENTS
 
 # --- section 7: the Muon rule -----------------------------------------------------------------------------------------
 

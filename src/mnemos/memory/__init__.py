@@ -7,17 +7,21 @@ from .config import NeuralMemoryConfig
 from .features import FeatureMap, make_features, register_features
 from .initial_state import initial_state  # noqa: F401 (gives MemorySpec its method)
 from .layer import NeuralMemory
+from .losses import InnerLoss, register_loss
 from .networks import Structure, register_structure
 from .newton_schulz import newton_schulz
 from .reference import reference_scan
+from .rules import CommittedRule, register_rule
 from .scan import read, scan, step
 from .spec import Gates, MemorySpec
 from .state import MemoryState
 from .trace import Trace
 
 __all__ = [
+    "CommittedRule",
     "FeatureMap",
     "Gates",
+    "InnerLoss",
     "MemorySpec",
     "MemoryState",
     "NeuralMemory",
@@ -29,6 +33,8 @@ __all__ = [
     "read",
     "reference_scan",
     "register_features",
+    "register_loss",
+    "register_rule",
     "register_structure",
     "scan",
     "step",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ..choices import nearest
 from ..dispatch import check_backend
+from .rules import RULES
 from .spec import MemorySpec
 
 GATES = ("token", "decay", "per-lag")
@@ -171,7 +172,7 @@ class NeuralMemoryConfig:
         values = {name: getattr(self, name) for name in shared}
         values["key_dim"] = self.key_dim or self.dim // self.head_count
         values["value_dim"] = self.value_dim or self.dim // self.head_count
-        values["momentum"] = self.momentum or self.rule == "muon"
+        values["momentum"] = self.momentum or RULES[self.rule].commits if self.rule in RULES else self.momentum
         return MemorySpec(**values)
 
     @property
@@ -188,14 +189,14 @@ class NeuralMemoryConfig:
         """`start_scale`, or what experiments chose."""
         if self.start_scale is not None:
             return self.start_scale
-        return 0.1 / self.chunk_size if self.reads_start and self.rule == "gd" else 1.0
+        return 0.1 / self.chunk_size if self.reads_start and not self.spec.update_rule.commits else 1.0
 
     @property
     def momentum_start(self) -> float:
         """`momentum_init`, or what experiments chose; muon's S has to span the interval between two commits."""
         if self.momentum_init is not None:
             return self.momentum_init
-        return max(0.9, 1 - 1 / self.spec.commit) if self.rule == "muon" else 0.9
+        return max(0.9, 1 - 1 / self.spec.commit) if self.spec.update_rule.commits else 0.9
 
     @property
     def lr_ceiling(self) -> float:
@@ -209,7 +210,7 @@ class NeuralMemoryConfig:
         """
         if self.max_lr is not None:
             return self.max_lr
-        if self.rule == "muon":
+        if self.spec.update_rule.commits:
             return 1.0  # Newton-Schulz has unit spectral norm, whatever the gradient
         squared_key = 1 if self.qk_norm == "l2" or self.spec.grows else self.spec.key_dim
         if self.anchor == "token":
@@ -226,7 +227,7 @@ class NeuralMemoryConfig:
         """`lr_init`, or near the ceiling, which is what learns fastest; muon's ceiling is no bound of stability."""
         if self.lr_init is not None:
             return self.lr_init
-        return self.lr_ceiling * (0.5 if self.rule == "muon" else 0.9)
+        return self.lr_ceiling * (0.5 if self.spec.update_rule.commits else 0.9)
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), sort_keys=True)

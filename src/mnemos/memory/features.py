@@ -35,6 +35,8 @@ class FeatureMap(nn.Module):
     """
 
     name: ClassVar[str]
+    infinite: ClassVar[bool] = False  # never built: the first fast map is a list of keys, which grows
+    is_identity: ClassVar[bool] = False
 
     def __init__(self, dim: int, heads: int, degree: int = 2, feature_dim: int | None = None, *, seed: int = 0):
         super().__init__()
@@ -95,6 +97,7 @@ class Identity(FeatureMap):
     """
 
     name = "identity"
+    is_identity = True
 
     def forward(self, x: Tensor) -> Tensor:
         return x
@@ -297,6 +300,7 @@ class Exp(FeatureMap):
     """
 
     name = "exp"
+    infinite = True
 
     def __init__(self, dim: int, heads: int, degree=2, feature_dim=None, *, seed: int = 0, key_norm: float = 1.0):
         if not key_norm > 0:

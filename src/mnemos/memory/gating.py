@@ -118,7 +118,9 @@ class Gating(nn.Module):
         gates = Gates(lr=self.config.lr_ceiling * part["lr"].sigmoid())
         if "momentum" in part:
             gates.momentum = part["momentum"].sigmoid()
-            if self.config.rule == "gd":  # a token's pushes through S then sum to lr, whatever the momentum
+            if (
+                not self.config.spec.update_rule.commits
+            ):  # a token's pushes through S then sum to lr, whatever the momentum
                 gates.lr = gates.lr * (-part["momentum"]).sigmoid()
         if "retain" in part:
             gates.retain = part["retain"].sigmoid()

@@ -259,7 +259,7 @@ class NeuralMemory(nn.Module):
 
     def _gates(self, x, state: MemoryState, mask, cu_seqlens) -> Gates:
         gates = self.gating(x)
-        if self.spec.rule == "muon" and not self.config.momentum:
+        if self.spec.update_rule.commits and not self.config.momentum:
             position = _positions(x, state, mask, cu_seqlens)
             gates.momentum = momentum_since_commit(position, self.spec.commit, gates.lr)
         return gates

@@ -1,22 +1,86 @@
-"""Inner losses: what a write minimises. `error` is the gradient of the loss with respect to the network's output."""
+"""Inner losses: what a write minimises. A new one is a class with `loss` and `error` under `@register_loss`."""
 
 from __future__ import annotations
 
+from typing import ClassVar, TypeVar
+
 from torch import Tensor
 
-OBJECTIVES = ("l2", "dot")
+
+class InnerLoss:
+    """Base of all inner losses. Subclass it, set `name`, and pass the class to `register_loss`.
+
+    uses_output: whether the error depends on the network's output. linear: whether it is the output plus something that does not
+    depend on it, so that the errors of a chunk can be solved for. of_difference: whether the loss depends on output - value alone;
+    a network with a residual, x + f(x), is then trained as f with the target value - key.
+
+    >>> from mnemos.memory import MemorySpec, register_loss
+    >>> @register_loss
+    ... class LogCosh(InnerLoss):
+    ...     name = "doc_log_cosh"
+    ...     of_difference = True
+    ...     def loss(self, output, value):
+    ...         return (output - value).cosh().log().sum(-1)
+    ...     def error(self, output, value):
+    ...         return (output - value).tanh()
+    >>> MemorySpec(key_dim=4, value_dim=4, objective="doc_log_cosh").loss.name
+    'doc_log_cosh'
+    """
+
+    name: ClassVar[str]
+    uses_output: ClassVar[bool] = True
+    linear: ClassVar[bool] = False
+    of_difference: ClassVar[bool] = False
+
+    @property
+    def solvable(self) -> bool:
+        """Whether errors at weights that depend on other errors are the solution of a linear system."""
+        return self.linear or not self.uses_output
+
+    def loss(self, output: Tensor, value: Tensor) -> Tensor:
+        """Loss per token, summed over the last axis: (..., V), (..., V) -> (...)."""
+        raise NotImplementedError
+
+    def error(self, output: Tensor | None, value: Tensor) -> Tensor:
+        """d loss / d output: (..., V). The output is None where `uses_output` is False."""
+        raise NotImplementedError
 
 
-def loss(objective: str, output: Tensor, value: Tensor) -> Tensor:
-    """Loss per token, summed over the last axis: (..., E), (..., E) -> (...)."""
-    if objective == "l2":
+LOSSES: dict[str, type[InnerLoss]] = {}
+Kind = TypeVar("Kind", bound=InnerLoss)
+
+
+def register_loss(cls: type[Kind]) -> type[Kind]:
+    """Make an inner loss available under its `name`; usable as a decorator."""
+    LOSSES[cls.name] = cls
+    return cls
+
+
+@register_loss
+class L2(InnerLoss):
+    """½‖output - value‖²: no factor 2 in the gradient, so lr = 1 is an exact write for a unit key."""
+
+    name = "l2"
+    linear = True
+    of_difference = True
+
+    def loss(self, output: Tensor, value: Tensor) -> Tensor:
         return 0.5 * (output - value).square().sum(-1)
-    return -(output * value).sum(-1)
 
-
-def error(objective: str, output: Tensor | None, value: Tensor) -> Tensor:
-    """d loss / d output. The dot objective does not look at the output, which may then be None."""
-    if objective == "l2":
+    def error(self, output: Tensor | None, value: Tensor) -> Tensor:
         assert output is not None
         return output - value
-    return -value
+
+
+@register_loss
+class Dot(InnerLoss):
+    """-<output, value>: Hebbian, linear attention."""
+
+    name = "dot"
+    uses_output = False
+
+    def loss(self, output: Tensor, value: Tensor) -> Tensor:
+        return -(output * value).sum(-1)
+
+    def error(self, output: Tensor | None, value: Tensor) -> Tensor:
+        return -value

@@ -46,6 +46,9 @@ class Structure:
 
     name: ClassVar[str]
     residual: bool = False
+    is_matrix: ClassVar[bool] = False  # a single fast map and nothing else
+    is_mlp: ClassVar[bool] = False  # fast maps one after the other, with activations between them
+    is_gated: ClassVar[bool] = False  # has a product of two fast maps
 
     def __init__(self, spec: MemorySpec):
         self.dim_in = spec.lifted_dim
@@ -80,6 +83,8 @@ class Linear(Structure):
     """M(x) = x W."""
 
     name = "linear"
+    is_matrix = True
+    is_mlp = True
 
     @property
     def chain(self) -> Chain:
@@ -97,6 +102,7 @@ class MLP(Structure):
     """M(x) = x + GELU(... GELU(x W1) ...) Wn: `depth` maps, hidden width round(expansion * value_dim)."""
 
     name = "mlp"
+    is_mlp = True
     residual = True
 
     @property
@@ -118,6 +124,7 @@ class GatedMLP(Structure):
     """M(x) = x + (GELU(x W_gate) * x W_value) W_out (Atlas++)."""
 
     name = "gated_mlp"
+    is_gated = True
     residual = True
 
     @property

@@ -13,7 +13,33 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .spec import Polynomial
+Polynomial = tuple[float, float, float]  # a, b, c of a x + b x³ + c x⁵, one iteration's effect on a singular value
+
+
+def _polar_express() -> tuple[Polynomial, ...]:
+    """Amsel, Persson, Musco and Gower 2025 (arXiv 2505.16932), algorithm 1: the polynomial that brings the interval left by the
+    iterations before it nearest to 1, beginning with [1e-3, 1]. As there, each but the last is taken at x / 1.01, for rounding; the
+    division of the matrix by 1.01 times its norm is part of the first."""
+    optimal = (
+        (8.28721201814563, -23.595886519098837, 17.300387312530933),
+        (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+        (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+        (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+        (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+        (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+        (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
+    )
+    powers = (2, *(1 for _ in optimal[1:]))
+    safe = [(a / 1.01**n, b / 1.01 ** (3 * n), c / 1.01 ** (5 * n)) for (a, b, c), n in zip(optimal, powers)]
+    return (*safe, (1.875, -1.25, 0.375))
+
+
+# one polynomial per iteration, the last one for all that follow
+NS_COEFFICIENTS: dict[str, tuple[Polynomial, ...]] = {
+    "muon": ((3.4445, -4.7750, 2.0315),),
+    "convergent": ((1.875, -1.25, 0.375),),
+    "polar_express": _polar_express(),
+}
 
 FLOOR = 1e-7  # Frobenius norm below which there is no step and no gradient
 STAGE = 3  # iterations between two products with wide matrices, if they are at least WIDE times as wide as high

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from .kv_memory import Pairs
-from .losses import loss
-from .spec import NS_COEFFICIENTS, Gates, MemorySpec
+from .spec import Gates, MemorySpec
 from .state import MemoryState
 
 
@@ -141,13 +140,13 @@ class _Row:
             prediction, value = self.network(self.keys[-1 - lag], A, probe), self.values[-1 - lag]
             if spec.normalize:
                 value = torch.cat([value, torch.ones_like(value[..., :1])], -1)
-            total = total + (weight * loss(spec.objective, prediction, value)).sum()
+            total = total + (weight * spec.loss.loss(prediction, value)).sum()
         leaves = A if probes is None else [probes, *A[1:]]
         G = torch.autograd.grad(total, leaves, create_graph=True, allow_unused=True)
         G = [torch.zeros_like(a) if g is None else g for g, a in zip(G, A)]
 
         self.W = [_per_head(retain, w) for w in self.W]
-        if spec.rule == "gd":
+        if not spec.update_rule.commits:
             self.S = [_per_head(momentum, s) - _per_head(gates.lr, g) for s, g in zip(self.S, G)]
             self.W = [w + s for w, s in zip(self.W, self.S)]
         else:
@@ -157,7 +156,7 @@ class _Row:
             self.S = [_per_head(momentum, s) - g for s, g in zip(self.S, pull)]
             if (self.position + 1) % spec.commit == 0:
                 along = [_per_head(momentum, s) - g for s, g in zip(self.S, pull)] if spec.nesterov else self.S
-                self.W = [w + _per_head(rate, _newton_schulz(s, spec)) for w, s in zip(self.W, along)]
+                self.W = [w + _per_head(rate, spec.update_rule.reference_step(s, spec)) for w, s in zip(self.W, along)]
         self.position += 1
         self.keys, self.values, self.gates = (
             x[len(x) - spec.window + 1 :] for x in (self.keys, self.values, self.gates)
@@ -198,20 +197,3 @@ class _Row:
 
 def _per_head(gate: Tensor, w: Tensor) -> Tensor:
     return gate[:, None, None] * w  # (H,) * (H, d_in, d_out)
-
-
-def _newton_schulz(S: Tensor, spec: MemorySpec) -> Tensor:
-    """Textbook Newton–Schulz on each (d_in, d_out) matrix by itself."""
-    schedule = NS_COEFFICIENTS[spec.ns_coefficients]
-    norm = S.square().sum((-2, -1), keepdim=True)
-    alive = norm >= 1e-14
-    X = S / torch.where(alive, norm, torch.ones_like(norm)).sqrt()
-    if S.shape[-2] > S.shape[-1]:
-        X = X.mT
-    for i in range(spec.ns_steps):
-        a, b, c = schedule[min(i, len(schedule) - 1)]
-        XX = X @ X.mT
-        X = a * X + (b * XX + c * XX @ XX) @ X
-    if S.shape[-2] > S.shape[-1]:
-        X = X.mT
-    return torch.where(alive, X, torch.zeros_like(X))

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from .features import FEATURES
-from .losses import OBJECTIVES
+from .losses import LOSSES, InnerLoss
 from .networks import STRUCTURES, Chain, Structure
+from .newton_schulz import NS_COEFFICIENTS
+from .rules import RULES, Muon, Rule
 
 if TYPE_CHECKING:
     from .state import MemoryState
@@ -27,34 +29,6 @@ LIMITS = {
     "window": WIDEST,
     "chunk_size": WIDEST,
     "ns_steps": 64,
-}
-
-Polynomial = tuple[float, float, float]  # a, b, c of a x + b x³ + c x⁵, one iteration's effect on a singular value
-
-
-def _polar_express() -> tuple[Polynomial, ...]:
-    """Amsel, Persson, Musco and Gower 2025 (arXiv 2505.16932), algorithm 1: the polynomial that brings the interval left by the
-    iterations before it nearest to 1, beginning with [1e-3, 1]. As there, each but the last is taken at x / 1.01, for rounding; the
-    division of the matrix by 1.01 times its norm is part of the first."""
-    optimal = (
-        (8.28721201814563, -23.595886519098837, 17.300387312530933),
-        (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
-        (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
-        (3.3184196573706015, -2.488488024314874, 0.51004894012372),
-        (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
-        (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
-        (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
-    )
-    powers = (2, *(1 for _ in optimal[1:]))
-    safe = [(a / 1.01**n, b / 1.01 ** (3 * n), c / 1.01 ** (5 * n)) for (a, b, c), n in zip(optimal, powers)]
-    return (*safe, (1.875, -1.25, 0.375))
-
-
-# one polynomial per iteration, the last one for all that follow
-NS_COEFFICIENTS: dict[str, tuple[Polynomial, ...]] = {
-    "muon": ((3.4445, -4.7750, 2.0315),),
-    "convergent": ((1.875, -1.25, 0.375),),
-    "polar_express": _polar_express(),
 }
 
 
@@ -148,8 +122,8 @@ class MemorySpec:
                 raise ValueError(f"{name}={value!r:.40} is unknown; choose one of {', '.join(map(repr, allowed))}")
 
         choose("structure", tuple(STRUCTURES))
-        choose("objective", OBJECTIVES)
-        choose("rule", ("gd", "muon"))
+        choose("objective", tuple(LOSSES))
+        choose("rule", tuple(RULES))
         choose("features", tuple(FEATURES))
         choose("anchor", ("chunk", "token"))
         choose("read", ("after", "before"))
@@ -169,12 +143,14 @@ class MemorySpec:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r:.40} must be True or False")
         if self.commit_every is not None:
-            if self.rule != "muon":
-                raise ValueError("commit_every goes with rule='muon' only")
+            if not self.update_rule.commits:
+                raise ValueError(f"commit_every goes with {_committed()} only")
             if type(self.commit_every) is not int or self.commit_every < 1 or self.chunk_size % self.commit_every:
                 raise ValueError(f"commit_every={self.commit_every!r:.40} must divide chunk_size={self.chunk_size}")
         self._check_muon()
-        if self.anchor == "token" and (self.structure != "linear" or self.rule != "gd"):
+        if self.anchor == "token" and (
+            not self.network.is_matrix or self.update_rule.commits or not self.loss.solvable
+        ):
             raise ValueError(
                 "anchor='token' goes with structure='linear' and rule='gd' "
                 f"(any objective, features, window, momentum, read), not structure={self.structure!r}, rule={self.rule!r}"
@@ -193,11 +169,11 @@ class MemorySpec:
 
     def _check_muon(self) -> None:
         """What goes together with nesterov, lr_position and step_size."""
-        if self.nesterov and (self.rule != "muon" or not self.momentum):
+        if self.nesterov and not (self.update_rule.commits and self.momentum):
             raise ValueError(
                 f"nesterov=True goes with rule='muon' and momentum=True, not rule={self.rule!r}, momentum={self.momentum}"
             )
-        if self.lr_position == "inside" and self.rule != "muon":
+        if self.lr_position == "inside" and not self.update_rule.commits:
             raise ValueError(f"lr_position='inside' goes with rule='muon' only, not rule={self.rule!r}")
         if type(self.step_size) not in (int, float) or not 0 < self.step_size < float("inf"):
             raise ValueError(f"step_size={self.step_size!r:.40} must be a number > 0")
@@ -208,15 +184,15 @@ class MemorySpec:
 
     def _check_kernel(self) -> None:
         """What goes together with features="exp"."""
-        if self.normalize and (self.features, self.structure, self.objective) != ("exp", "linear", "dot"):
+        if self.normalize and not (self.grows and self.network.is_matrix and not self.loss.uses_output):
             raise ValueError(
                 "normalize=True goes with features='exp', structure='linear' and objective='dot', not "
                 f"features={self.features!r}, structure={self.structure!r}, objective={self.objective!r}"
             )
-        if self.features != "exp":
+        if not self.grows:
             return
-        if self.structure not in ("linear", "mlp") or self.rule != "gd" or self.anchor != "chunk":
-            why = "; a product of two maps that start at 0 never leaves it" if self.structure == "gated_mlp" else ""
+        if not self.network.is_mlp or self.update_rule.commits or self.anchor != "chunk":
+            why = "; a product of two maps that start at 0 never leaves it" if self.network.is_gated else ""
             why = "; chunk_size=1 is the same" if self.anchor == "token" else why
             raise ValueError(
                 "features='exp' goes with structure='linear' or 'mlp', rule='gd' and anchor='chunk' (any objective, window, "
@@ -226,12 +202,12 @@ class MemorySpec:
     @property
     def grows(self) -> bool:
         """Whether the state grows with what was read, as an attention cache does: features "exp" only."""
-        return self.features == "exp"
+        return FEATURES[self.features].infinite
 
     @property
     def on_grid(self) -> bool:
         """Whether results depend on where chunks begin. Not where the error of a token does not look at the weights."""
-        if self.grows and not self.shapes and self.objective == "dot":
+        if self.grows and not self.shapes and not self.loss.uses_output:
             return False
         return self.anchor == "chunk"
 
@@ -260,6 +236,18 @@ class MemorySpec:
         return self.skip and self.network.residual and self.key_dim == self.value_dim
 
     @functools.cached_property
+    def loss(self) -> InnerLoss:
+        return LOSSES[self.objective]()
+
+    @functools.cached_property
+    def update_rule(self) -> Rule:
+        return RULES[self.rule]()
+
+    def target(self, value: Tensor, key: Tensor) -> Tensor:
+        """What the network without its residual is trained to give for a key: value - key, or the value itself."""
+        return value - key if self.residual and self.loss.of_difference else value
+
+    @functools.cached_property
     def network(self) -> Structure:
         return STRUCTURES[self.structure](self)
 
@@ -277,7 +265,7 @@ class MemorySpec:
 
         `scan` and `step` take it for a state of the spec it comes from, and return a state of that spec.
         """
-        if self.rule != "muon":
+        if not isinstance(self.update_rule, Muon):
             raise ValueError(f"ns_steps={ns_steps!r:.40} goes with rule='muon' only, not rule={self.rule!r}")
         return dataclasses.replace(self, ns_steps=ns_steps)
 
@@ -312,3 +300,7 @@ class MemorySpec:
             dtype: torch.dtype | None = None,
             device: torch.device | str | None = None,
         ) -> MemoryState: ...
+
+
+def _committed() -> str:
+    return " or ".join(f"rule={name!r}" for name, rule in RULES.items() if rule.commits)

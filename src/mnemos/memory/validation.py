@@ -7,6 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from .features import FEATURES
 from .spec import Gates, MemorySpec
 from .state import MemoryState
 from .state_validation import check_parts
@@ -92,7 +93,7 @@ def check_state(state: MemoryState, spec: MemorySpec, batch: int, heads: int, de
 
 def _same_but_for_steps(own: MemorySpec, spec: MemorySpec) -> bool:
     """Whether a call may use `spec` on a state of `own`: more or fewer Newton–Schulz iterations leave the state what it is."""
-    return own.rule == spec.rule == "muon" and dataclasses.replace(own, ns_steps=spec.ns_steps) == spec
+    return own.update_rule.commits and dataclasses.replace(own, ns_steps=spec.ns_steps) == spec
 
 
 def _kind(x) -> str:
@@ -141,7 +142,7 @@ def check_cu_seqlens(cu_seqlens: Tensor, B: int, T: int) -> int:
 
 def _check_features(features, spec: MemorySpec, heads: int) -> None:
     if features is None:
-        if spec.features not in ("identity", "exp"):  # without a module the kernel is exp(q·k)
+        if not (FEATURES[spec.features].is_identity or spec.grows):  # without a module the kernel is exp(q·k)
             raise ValueError(
                 f"the spec has features={spec.features!r}: pass features=make_features(spec, heads={heads})"
             )
@@ -159,7 +160,7 @@ def _check_features(features, spec: MemorySpec, heads: int) -> None:
         raise ValueError(
             f"features are of {features.heads} heads, but the input has {heads}: use make_features(spec, heads={heads})"
         )
-    name = getattr(features, "name", None if spec.features == "identity" else spec.features)
+    name = getattr(features, "name", None if FEATURES[spec.features].is_identity else spec.features)
     if name != spec.features:
         raise ValueError(f"features are {name or _kind(features)!r}, but the spec has features={spec.features!r}")
 

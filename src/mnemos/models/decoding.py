@@ -45,7 +45,7 @@ def _enter(state):
     if not _moved(state):
         return state
     spec, following = state.spec, state.phase + 1
-    commits = spec.rule == "muon" and following % spec.commit == 0
+    commits = spec.update_rule.commits and following % spec.commit == 0
     place = following if following == spec.chunk_size else spec.commit if commits else 1
     anchor = [a.clone() if a is w else a for a, w in zip(state.anchor, state.weights)]
     return dataclasses.replace(state, phase=place - 1, anchor=anchor)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ..memory import MemoryState, NeuralMemory, read
-from ..memory.losses import loss as inner_loss
 from ..models import MnemosForCausalLM
 from .control import GateWatch, memories, silent_memory
 
@@ -93,7 +92,7 @@ def _surprise(memory: NeuralMemory, state: MemoryState, past: Tensor, chunk: Ten
     measured = []
     for moment in (state, memory.write(chunk, state)):
         prediction = read(k.to(wide), moment, memory.spec, memory.features)
-        measured.append(inner_loss(memory.spec.objective, prediction, v.to(prediction)).mean().item())
+        measured.append(memory.spec.loss.loss(prediction, v.to(prediction)).mean().item())
     return measured[0], measured[1]
 
 

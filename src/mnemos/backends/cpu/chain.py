@@ -20,7 +20,7 @@ from ..torch.chunking import Piece
 from ..torch.coefficients import Coefficients
 from .border import View, check, fields, view
 from .build import Unavailable, gemm, library
-from .structs import MAPS
+from .structs import LOSSES, MAPS
 
 Maps = list[Tensor]
 
@@ -47,7 +47,7 @@ def plan_of(spec: MemorySpec, piece: Piece, reads: bool, momentum: bool) -> Plan
     return Plan(
         activations=chain.joints,
         widens=tuple(d_in <= d_out for d_in, d_out in fused),
-        l2=spec.objective == "l2",
+        l2=LOSSES[type(spec.loss)],
         before=spec.read == "before",
         momentum=momentum,
         fresh=piece.fresh,

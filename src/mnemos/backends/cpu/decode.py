@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ...memory.layer import NeuralMemory
+from ...memory.rules import GradientDescent
 from ...memory.state import MemoryState
 from ...memory.state_validation import check_place
 from ...nn.attention import Attention, AttentionCache
@@ -25,6 +26,7 @@ from ..torch.step import after_token
 from . import token
 from .engine import PLAIN
 from .step import matrices, unsupported_step
+from .structs import LOSSES
 
 SMALL_NUMEL = 1 << 15  # inputs up to which one call of a kernel is faster than a chain of torch operations
 MEMORY_PARTS = "qkv", "conv", "norm", "start_norm", "output_gate", "out"  # parts with a weight that the kernel reads
@@ -94,7 +96,8 @@ def _readable(parameters: Sequence[Tensor | None], shapes: Sequence[Shape | None
 def knows_memory(memory: NeuralMemory) -> bool:
     """Whether the kernel knows this kind of layer."""
     spec = memory.spec
-    return spec.window == 1 and spec.rule == "gd" and spec.features == "identity" and not memory.config.gate_parts
+    known = type(spec.update_rule) is GradientDescent and type(spec.loss) in LOSSES
+    return known and spec.window == 1 and memory.features is None and not memory.config.gate_parts
 
 
 def _begin_memory(memory: NeuralMemory, x: Tensor, state: MemoryState) -> Begin | None:

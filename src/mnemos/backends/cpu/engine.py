@@ -5,15 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...memory.spec import NS_COEFFICIENTS, MemorySpec
+from ...memory.newton_schulz import NS_COEFFICIENTS
+from ...memory.rules import GradientDescent, Muon, Rule
+from ...memory.spec import MemorySpec
 from ...nn.derivatives import transformed
 from ..torch.coefficients import UNDERFLOW
 from ..torch.engine import Engine
 from . import chain, muon
 from .decay import DecayProducts
-from .structs import MAPS
+from .structs import LOSSES, MAPS
 
 PLAIN = (Tensor, torch.nn.Parameter)
+RULES: dict[type[Rule], str] = {GradientDescent: "chain", Muon: "muon"}  # the kernel of each rule
 
 
 class CpuEngine(Engine):
@@ -23,7 +26,7 @@ class CpuEngine(Engine):
         return DecayProducts.apply(x, UNDERFLOW[x.dtype])
 
     def run(self, spec: MemorySpec, piece, q, k, v, coefficients, lr, retain, W, S, A):
-        if spec.rule == "muon":
+        if isinstance(spec.update_rule, Muon):
             return muon.run(spec, piece, q, k, v, coefficients, lr, W, S, A)
         return chain.run(spec, piece, q, k, v, coefficients, W, S, A)
 
@@ -36,7 +39,9 @@ def unsupported(k: Tensor, spec: MemorySpec) -> str | None:
         return "tensors must be plain tensors in the CPU's memory"
     if spec.anchor != "chunk" or spec.grows:
         return "anchor='token' and features='exp' have no kernel"
-    if spec.rule == "muon" and (spec.nesterov or len(NS_COEFFICIENTS[spec.ns_coefficients]) > 1):
+    if type(spec.update_rule) not in RULES or type(spec.loss) not in LOSSES:
+        return "the kernels know the rules 'gd' and 'muon' and the objectives 'l2' and 'dot'"
+    if isinstance(spec.update_rule, Muon) and (spec.nesterov or len(NS_COEFFICIENTS[spec.ns_coefficients]) > 1):
         return "the kernel orthogonalises S itself, with one polynomial for all iterations"
     if spec.chain is None or len(spec.chain.groups) > MAPS:
         return f"the network must be a chain of at most {MAPS} fast maps"
@@ -51,5 +56,5 @@ def unsupported_scan(k: Tensor, spec: MemorySpec, backend: str = "auto") -> str 
         return "autocast: the kernels compute in float32 and float64"
     if backend == "auto" and torch.get_num_threads() > 2 * k.shape[0] * k.shape[2]:
         return "fewer than one row and head for two threads: torch uses them better"
-    name = "chain" if spec.rule == "gd" else "muon"
+    name = RULES[type(spec.update_rule)]
     return chain.unavailable_reason(torch.promote_types(k.dtype, torch.float32), name)

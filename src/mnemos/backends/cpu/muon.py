@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...memory.newton_schulz import FLOOR, STAGE, WIDE, polynomials
-from ...memory.spec import NS_COEFFICIENTS, MemorySpec, Polynomial
+from ...memory.newton_schulz import FLOOR, NS_COEFFICIENTS, STAGE, WIDE, Polynomial, polynomials
+from ...memory.spec import MemorySpec
 from ...nn.derivatives import SCAN, first_order_only
 from ..torch.chunking import Piece
 from ..torch.coefficients import Coefficients

@@ -5,7 +5,10 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+from ...memory.losses import L2, Dot, InnerLoss
+
 MAPS = 16  # of a chain, at most
+LOSSES: dict[type[InnerLoss], bool] = {L2: True, Dot: False}  # inner losses that the kernels know
 Many = ctypes.c_int64 * (2 * MAPS)
 Matrices = ctypes.c_int64 * (2 * 6 * 2 * MAPS)  # views
 

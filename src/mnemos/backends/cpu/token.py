@@ -22,7 +22,7 @@ from ...memory.networks import Chain
 from ...memory.spec import MemorySpec
 from .border import DONE, check
 from .build import Unavailable, gemm, library
-from .structs import MAPS, Arrays, Block, BlockSizes, Layer, LayerSizes, Many, Mix, Ring, RingSizes, Sizes
+from .structs import LOSSES, MAPS, Arrays, Block, BlockSizes, Layer, LayerSizes, Many, Mix, Ring, RingSizes, Sizes
 from .structs import Matrices as MatrixViews
 
 Matrices = Sequence[Sequence[Tensor]]
@@ -111,7 +111,7 @@ def _sizes(spec: MemorySpec, rows: int, heads: int, threads: int, poison: bool) 
         rows * heads,
         heads,
         spec.window,
-        spec.objective == "l2",
+        LOSSES[type(spec.loss)],
         spec.read == "before",
         threads,
         poison,

@@ -52,7 +52,7 @@ def cut(n: int, room: int, spec: MemorySpec, together: bool = True) -> list[Piec
     head = min(room, n)
     pieces += _part(0, head, spec, fresh=False, offset=b - room)
     whole = (n - head) // b
-    if spec.rule == "muon":
+    if spec.update_rule.commits:
         if whole:
             m = spec.commit
             pieces.append(Piece(head, whole * (b // m), 1, m, b // m, True, True))
@@ -71,7 +71,7 @@ def _whole_chunks(start: int, count: int, b: int, spec: MemorySpec, together: bo
         part = next((d for d in range(tile, tile // 2, -1) if b % d == 0), b)
         return [Piece(start, count * (b // part), 1, part, b // part, True, True)]
     shared = 1
-    if together and spec.structure == "linear" and spec.rule == "gd" and not spec.grows:  # their errors are one solve
+    if together and _solvable(spec):  # the errors of several chunks are one solve
         shared = max(1, min(tile // b, ENTRIES // (spec.window - 1 + b)))
     pieces = []
     if count // shared:
@@ -82,11 +82,15 @@ def _whole_chunks(start: int, count: int, b: int, spec: MemorySpec, together: bo
     return pieces
 
 
+def _solvable(spec: MemorySpec) -> bool:
+    return spec.network.is_matrix and spec.loss.solvable and not spec.update_rule.commits and not spec.grows
+
+
 def _part(start: int, n: int, spec: MemorySpec, fresh: bool, offset: int) -> list[Piece]:
     """n tokens of one chunk, the first of which is token `offset` of it, all at one anchor."""
-    tile = spec.commit if spec.rule == "muon" else _tile_length(spec)
+    tile = spec.commit if spec.update_rule.commits else _tile_length(spec)
     pieces: list[Piece] = []
-    lead = min(n, -offset % tile) if spec.rule == "muon" else 0
+    lead = min(n, -offset % tile) if spec.update_rule.commits else 0
     for length, period in ((lead, 1), (tile, (n - lead) // tile), ((n - lead) % tile, 1)):
         if length == 0 or period == 0:
             continue

@@ -72,7 +72,7 @@ def gd_coefficients(
     window: Tensor,
     products: Products = decay_products,
 ) -> Coefficients:
-    """Coefficients of rule "gd". lr, momentum, retain, valid: (N, G, L). window: Gamma, (N, G, L, E), or (N, G, L) where c = 1."""
+    """Coefficients of gradient descent. lr, momentum, retain, valid: (N, G, L). window: Gamma, (N, G, L, E), or (N, G, L) where c = 1."""
     N, G, L = lr.shape
     diagonal = window.dim() == 3
     strength = lr * window if diagonal else lr.unsqueeze(-1) * window
@@ -94,7 +94,7 @@ def gd_coefficients(
     return Coefficients(mixed[..., :-1], P[..., 0], mixed[..., -1], n[..., -1, :], m[..., -1])
 
 
-def muon_coefficients(
+def committed_coefficients(
     momentum: Tensor | None,
     retain: Tensor | None,
     valid: Tensor,

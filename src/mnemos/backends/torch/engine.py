@@ -15,9 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ...memory.losses import error
-from ...memory.newton_schulz import newton_schulz
-from ...memory.spec import NS_COEFFICIENTS, MemorySpec
+from ...memory.spec import MemorySpec
 from ...nn.checkpoint import recomputed
 from .chunking import Piece
 from .coefficients import Coefficients, decay_products
@@ -114,8 +112,8 @@ def _tile(spec, piece, matmul, q, k, v, co, lr, retain, W, S, A):
         uses: Uses = [[(k, _solve_errors(spec, piece, k, v, co, retain, W[0], S[0] if S else None))]]
     else:
         uses = errors_at_anchor(spec, k, v, A, matmul)
-    if spec.rule == "muon":
-        return _muon_tile(spec, piece, matmul, q, co, lr, W, S, uses)
+    if spec.update_rule.commits:
+        return _committed_tile(spec, piece, matmul, q, co, lr, W, S, uses)
     y = None
     if q is not None:
         rows = slice(0, -1) if spec.read == "before" else slice(1, None)
@@ -137,7 +135,7 @@ def _tile(spec, piece, matmul, q, k, v, co, lr, retain, W, S, A):
 
 def moves_inside(spec: MemorySpec, piece: Piece) -> bool:
     """Whether the anchor moves inside a tile of the piece."""
-    return spec.anchor == "token" or (spec.structure == "linear" and piece.subchunks > 1)
+    return spec.anchor == "token" or piece.subchunks > 1
 
 
 def _outer(matmul, weight: Tensor, use: list[tuple[Tensor, Tensor]]) -> Tensor | float:
@@ -150,17 +148,17 @@ def _momentum_end(matmul, co: Coefficients, S: list[Tensor], uses: Uses) -> list
     return [m * s - _outer(matmul, n, use) for s, use in zip(S, uses)]
 
 
-def _muon_tile(spec, piece, matmul, q, co, lr, W, S, uses):
+def _committed_tile(spec, piece, matmul, q, co, lr, W, S, uses):
     """One commit interval, or a part of one that ends before its commit. S is summed in full precision: Newton–Schulz lifts the
     smallest directions of S to the size of all others, rounding errors included."""
     moved = _momentum_end(torch.bmm, co, S or [torch.zeros_like(w) for w in W], uses)
     beta = co.beta.unsqueeze(-1)  # G L+1 1
     W_end = [beta[:, -1:] * w for w in W]
     if piece.commit:
-        coefficients, along = NS_COEFFICIENTS[spec.ns_coefficients], moved
+        along = moved
         if spec.nesterov:
             along = _momentum_end(torch.bmm, co._replace(n=co.C, m=co.f), S, uses)
-        W_end = [w + lr[:, -1:, None] * newton_schulz(s, spec.ns_steps, coefficients) for w, s in zip(W_end, along)]
+        W_end = [w + lr[:, -1:, None] * spec.update_rule.step(s, spec) for w, s in zip(W_end, along)]
     y = None
     if q is not None and spec.read == "before":
         y = _read(spec, matmul, q, W, beta[:, :-1])
@@ -183,8 +181,8 @@ def _solve_errors(spec, piece, k, v, co, retain, W, S) -> Tensor:
     The anchor of sub-chunk j is the state after its first j * stride tokens, row s of the coefficients, so the errors
     e = k A - v of its entries hang on those of earlier sub-chunks alone.
     """
-    if spec.objective == "dot":
-        return error("dot", None, v)
+    if not spec.loss.uses_output:
+        return spec.loss.error(None, v)
     E = k.shape[1]
     row = (torch.arange(E, device=k.device) // (E // piece.subchunks)) * piece.stride
     C, beta, f = co.C[:, row], co.beta[:, row, None], co.f[:, row, None]

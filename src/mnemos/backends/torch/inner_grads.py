@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...memory.losses import error, loss
 from ...memory.spec import MemorySpec
 
 SMALL_NUMEL = 16384  # below it, torch's fused GELU costs more to set up than a few plain operations
@@ -28,7 +27,7 @@ def errors_at_anchor(spec: MemorySpec, k: Tensor, v: Tensor, A: list[Tensor], ma
 
 def chain_errors(spec: MemorySpec, k: Tensor, v: Tensor, A: list[Tensor], matmul=torch.bmm) -> Uses:
     """The chain rule, written out in operations that autograd can differentiate again."""
-    chain, objective = spec.network.chain, spec.objective
+    chain = spec.network.chain
     assert chain is not None
     inputs, pulls = [k], []
     for group, joint in zip(chain.groups, chain.joints):
@@ -36,8 +35,8 @@ def chain_errors(spec: MemorySpec, k: Tensor, v: Tensor, A: list[Tensor], matmul
         inputs.append(u)
         pulls.append(pull)
     (last,) = group = chain.groups[-1]
-    output = matmul(inputs[-1], A[last]) if objective == "l2" else None
-    errors = [error(objective, output, v)]
+    output = matmul(inputs[-1], A[last]) if spec.loss.uses_output else None
+    errors = [spec.loss.error(output, v)]
     uses: Uses = [[] for _ in A]
     uses[last].append((inputs[-1], errors[0]))
     for before, pull, x in zip(chain.groups[-2::-1], reversed(pulls), inputs[-2::-1]):
@@ -99,7 +98,7 @@ def _by_autograd(spec: MemorySpec, k: Tensor, v: Tensor, *A: Tensor):
 
     # a checkpoint around us would drop what this graph saves, and run all before it again when we ask for it
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
-        total = loss(spec.objective, spec.network.forward(k, fast), v).sum()
+        total = spec.loss.loss(spec.network.forward(k, fast), v).sum()
         pre = [z for use in uses for _, z in use]
         errors = torch.autograd.grad(total, pre, create_graph=tracking, materialize_grads=True)
     flat = [x for pair in zip((a for use in uses for a, _ in use), errors) for x in pair]

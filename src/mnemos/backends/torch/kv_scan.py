@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...memory.kv_memory import kernel_values, logits, normalized, top_logit
-from ...memory.losses import error
 from ...memory.spec import MemorySpec
 from ...nn.checkpoint import recomputed
 from .chunking import Piece, cut, from_tiles, to_entries, to_tiles
@@ -49,9 +48,7 @@ def run_grid(tokens, room: int, W: list[Tensor], S: list[Tensor], A: list[Tensor
     shapes = [w.shape for w in W]
     W, S, A = ([x.to(dtype).flatten(0, 1) for x in xs] for xs in (W, S, A))
     offset = None if opened.offset is None else opened.offset.to(dtype).repeat(B)[:, None, None]  # G 1 1
-    value = tokens.raw_value
-    if spec.residual and spec.objective == "l2":
-        value = value - tokens.raw_key
+    value = spec.target(tokens.raw_value, tokens.raw_key)
 
     def begun(share: Tensor) -> Tensor:
         return share[:, : opened.seen]
@@ -172,7 +169,7 @@ def _tile(spec: MemorySpec, maps: int, momenta: int, q, k, v, offset, *tensors):
             z = z + logits(k, keys, offset).exp() @ (share.anchor[:, 3:, None] * pushes)
         d, uses = kv_errors(spec, z, v, A)
     else:
-        d, uses = error("dot", None, F.pad(v, (0, 1), value=1.0) if spec.normalize else v), []
+        d, uses = spec.loss.error(None, F.pad(v, (0, 1), value=1.0) if spec.normalize else v), []
     y = None
     if q is not None:
         rows = slice(0, -1) if spec.read == "before" else slice(1, None)
@@ -237,7 +234,7 @@ def kv_errors(spec: MemorySpec, z: Tensor, v: Tensor, A) -> tuple[Tensor, list[t
         inputs.append(u)
         pulls.append(pull)
         x = u @ a
-    d = error(spec.objective, x, v)
+    d = spec.loss.error(x, v)
     uses = []
     for u, pull, a in zip(reversed(inputs), reversed(pulls), reversed(A)):
         uses.insert(0, (u, d))

@@ -15,7 +15,7 @@ from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState, common_phase
 from . import kv_scan
 from .chunking import Piece, cut, from_tiles, to_entries, to_tiles
-from .coefficients import gd_coefficients, muon_coefficients, window_matrix
+from .coefficients import committed_coefficients, gd_coefficients, window_matrix
 from .engine import Engine
 from .tokens import Tokens, close_pairs, open_pairs, prepare
 from .varlen import scan_varlen
@@ -61,9 +61,7 @@ def run_grid(tokens: Tokens, room: int, W: list[Tensor], S: list[Tensor], A: lis
     B, n, _ = tokens.gates.lr.shape
     dtype, shapes = tokens.raw_key.dtype, [w.shape for w in W]
     W, S, A = ([x.to(dtype).flatten(0, 1) for x in xs] for xs in (W, S, A))
-    value = tokens.raw_value
-    if spec.residual and spec.objective == "l2":
-        value = value - tokens.raw_key
+    value = spec.target(tokens.raw_value, tokens.raw_key)
     outputs = []
     for piece in cut(n, room, spec, together=tokens.engine.joins_chunks):
         if piece.fresh:
@@ -93,7 +91,7 @@ def _run_piece(piece: Piece, tokens: Tokens, value: Tensor, W, S, A, spec: Memor
     if tokens.valid is not None:
         valid = to_tiles(tokens.valid.unsqueeze(-1).expand(gates.lr.shape).to(value.dtype), piece)
     window = window_matrix(to_entries(tokens.gate, piece, c), tiled.lag, piece.stride, c)
-    if spec.rule == "gd":
+    if not spec.update_rule.commits:
         coefficients = gd_coefficients(
             tiled.lr, tiled.momentum, tiled.retain, valid, window, tokens.engine.decay_products
         )
@@ -102,7 +100,7 @@ def _run_piece(piece: Piece, tokens: Tokens, value: Tensor, W, S, A, spec: Memor
         if spec.lr_position == "inside":
             window = tiled.lr * window if c == 1 else tiled.lr.unsqueeze(-1) * window
             tiled.lr = spec.step_size * ones
-        coefficients = muon_coefficients(
+        coefficients = committed_coefficients(
             tiled.momentum, tiled.retain, ones, window, tokens.engine.decay_products, spec.nesterov
         )
     q = None if tokens.lifted_query is None else to_tiles(tokens.lifted_query, piece)

@@ -11,8 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ...memory.newton_schulz import newton_schulz
-from ...memory.spec import NS_COEFFICIENTS, Gates, MemorySpec
+from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState, common_phase
 from .inner_grads import errors_at_anchor
 
@@ -46,7 +45,7 @@ def _step(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features,
         gate = torch.ones_like(k[..., 0]) if gate is None else gate
         k, v, gate = (torch.cat(pair, 1) for pair in zip(window, (k, v, gate)))  # B c H ...
         window = [k[:, 1:], v[:, 1:], gate[:, 1:]]
-    target = v - k if spec.residual and spec.objective == "l2" else v
+    target = spec.target(v, k)
     lifted_q, lifted_k = q, k
     if features is not None:
         lifted_k, lifted_q = features(torch.cat((k, q), 1)).split((k.shape[1], 1), 1)
@@ -101,12 +100,12 @@ def _write_and_read(query: Tensor, entries, weight: Tensor | None, gates: Gates,
     W, S, A = ([x.to(dtype).flatten(0, 1) for x in xs] for xs in (state.weights, state.momentum, anchor))
     lr, retain = each(gates.lr), None if gates.retain is None else each(gates.retain)
     retained = None
-    if spec.decay_first or spec.rule == "muon":
+    if spec.decay_first or spec.update_rule.commits:
         retained = W if retain is None else [retain * w for w in W]
     if spec.anchor == "token":
         A = retained if spec.decay_first else W
     assert A is not None
-    if spec.rule == "gd" or spec.lr_position == "inside":
+    if not spec.update_rule.commits or spec.lr_position == "inside":
         weight = lr if weight is None else lr * weight
     carried: list[Tensor | None] = [None] * len(W)
     if S and gates.momentum is not None:
@@ -114,7 +113,7 @@ def _write_and_read(query: Tensor, entries, weight: Tensor | None, gates: Gates,
         carried = [momentum * s for s in S]
     uses = errors_at_anchor(spec, *entries, A)
     moved = [_push(s, use, weight, w) for s, use, w in zip(carried, uses, W)]
-    if spec.rule == "muon":
+    if spec.update_rule.commits:
         assert retained is not None
         rate = torch.full_like(lr, spec.step_size) if spec.lr_position == "inside" else lr
         along = moved
@@ -147,17 +146,17 @@ def _commit(
     """Muon's weights after the token: decayed, and where the row commits, stepped."""
     if state.phase is not None and (state.phase + 1) % spec.commit:
         return retained
-    coefficients = NS_COEFFICIENTS[spec.ns_coefficients]
+    rule = spec.update_rule
     if state.phase is None:
         due = ((state.position + 1) % spec.commit == 0).repeat_interleave(state.heads)  # G
         if not torch.compiler.is_compiling():  # of rows at different places few commit at the same token
             rows = due.nonzero().squeeze(1)
             if not len(rows):
                 return retained
-            steps = [lr[rows] * newton_schulz(s[rows], spec.ns_steps, coefficients) for s in moved]
+            steps = [lr[rows] * rule.step(s[rows], spec) for s in moved]
             return [w.index_add(0, rows, step) for w, step in zip(retained, steps)]
         lr = lr * due.to(lr.dtype).reshape(-1, 1, 1)
-    return [w + lr * newton_schulz(s, spec.ns_steps, coefficients) for w, s in zip(retained, moved)]
+    return [w + lr * rule.step(s, spec) for w, s in zip(retained, moved)]
 
 
 def _next_phase(state: MemoryState, position: Tensor, spec: MemorySpec) -> int | None:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ...memory.kv_memory import logits, per_head
-from ...memory.losses import loss
 from ...memory.scan import read, scan
 from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState
@@ -74,7 +73,7 @@ def _surprise(k: Tensor, v: Tensor, gates: Gates, state: MemoryState, spec: Memo
         anchor = [gates.retain[:, 0, :, None, None] * a for a in anchor]
     pairs = None if state.pairs is None else dataclasses.replace(state.pairs, weight=state.pairs.anchor)
     prediction = read(k, dataclasses.replace(state, weights=anchor, pairs=pairs), spec, features)
-    return loss(spec.objective, prediction, v)
+    return spec.loss.loss(prediction, v)
 
 
 @torch.no_grad()

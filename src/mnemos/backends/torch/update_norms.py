@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...memory.kv_memory import logits, per_head
-from ...memory.losses import error
 from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState
 from .coefficients import decay_products, window_matrix
@@ -45,9 +44,7 @@ def update_norms(
 def _norms(k: Tensor, v: Tensor, gates: Gates, state: MemoryState, spec: MemorySpec, features) -> tuple[Tensor, Tensor]:
     (B, L, H), c = k.shape[:3], spec.window
     tokens = prepare(None, k, v, gates, state, spec, features, Engine())
-    value = tokens.raw_value
-    if spec.residual and spec.objective == "l2":
-        value = value - tokens.raw_key
+    value = spec.target(tokens.raw_value, tokens.raw_key)
     key, value, gate = (x.transpose(1, 2).flatten(0, 1) for x in (tokens.lifted_key, value, tokens.gate))  # G E ...
     folded = tokens.gates.map(lambda x: x.transpose(1, 2).flatten(0, 1))  # G L ...
     lag = None if folded.lag is None else folded.lag.unsqueeze(0)
@@ -75,7 +72,7 @@ def _norms(k: Tensor, v: Tensor, gates: Gates, state: MemoryState, spec: MemoryS
         cross = cross + sum(((a @ s) * d).sum(-1) for a, d in use)
         squared = squared + s.square().sum((-2, -1))
     gradient = _quadratic(window, gram)
-    weighed = spec.rule == "muon" and spec.lr_position == "outside"
+    weighed = spec.update_rule.commits and spec.lr_position == "outside"
     strength = window if weighed else folded.lr.unsqueeze(-1) * window
     if folded.momentum is None:
         momentum = _quadratic(strength, gram)
@@ -109,7 +106,7 @@ def _list_errors(key: Tensor, value: Tensor, anchor: list[Tensor], state: Memory
     offset = _offset(features, key, state.batch)
     kernel = logits(key, key, offset).exp()
     if not spec.on_grid:
-        return error("dot", None, value), [], kernel
+        return spec.loss.error(None, value), [], kernel
     keys, weight = _heads_first(state.pairs.key, key), _heads_first(state.pairs.anchor, key)
     z = logits(key, keys, offset).exp() @ weight
     d, matrices = kv_errors(spec, z, value, anchor)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import memory as engine
-from ...memory.spec import NS_COEFFICIENTS
+from ...memory.newton_schulz import NS_COEFFICIENTS
 from ...memory.trace import Trace
 from ..config import MEMORY_FIELDS
 from ..keywords import accept, renamed, strict
