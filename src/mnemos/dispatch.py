@@ -58,6 +58,9 @@ def find(operation: str, backend: str, *arguments, **keywords) -> Callable[..., 
     >>> find("rms_norm", "torch", torch.ones(3), None, None) is None
     True
     """
+    if torch.compiler.is_compiling():  # a compiler makes kernels of its own from torch operations
+        plain = _KERNELS.get(operation, {}).get("torch")
+        return None if plain is None else plain.function
     for name, found in _kernels(operation):
         if backend in ("auto", name) or name == "torch":
             if found.supports(*arguments, **keywords) is None:
@@ -78,13 +81,14 @@ def reasons(operation: str, *arguments) -> dict[str, str | None]:
 
 
 def _kernels(operation: str) -> Iterator[tuple[str, Kernel]]:
-    _load()
+    load()
     found = _KERNELS.get(operation, {})
     return ((name, found[name]) for name in MODULES if name in found)
 
 
 @functools.cache
-def _load() -> None:
+def load() -> None:
+    """Import all backends. Compiled code cannot import: call this before it runs."""
     for module in MODULES.values():
         importlib.import_module(module)
 

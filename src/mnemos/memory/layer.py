@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..dispatch import decode, find
+from ..dispatch import decode, find, load
 from ..nn.checkpoint import recomputed
 from ..nn.conv import CausalConv1d
 from ..nn.derivatives import refuse_transforms
@@ -71,6 +71,7 @@ class NeuralMemory(nn.Module):
 
     def __init__(self, dim: int | NeuralMemoryConfig, **fields):
         super().__init__()
+        load()
         check_fields(fields)
         if isinstance(dim, NeuralMemoryConfig):
             config = dataclasses.replace(dim, **fields) if fields else dim
