@@ -15,6 +15,7 @@ import yaml
 
 from mnemos.cli import main
 from mnemos.data.tasks import mqar
+from mnemos.memory.checks import NotFiniteError
 from mnemos.models import MnemosForCausalLM, presets
 from mnemos.reproduce import Experiment, pivot, recall, run, text
 from mnemos.reproduce.experiment import DEFAULTS, REVISED
@@ -167,7 +168,7 @@ def test_a_models_own_share_for_its_start_reaches_the_training(kind, monkeypatch
 
 def test_a_model_that_training_breaks_is_a_result(monkeypatch):
     def broken(cell):
-        raise ValueError("gates.lr must be finite and >= 0, but ranges over [nan, nan]")
+        raise NotFiniteError("gates.lr must be finite and >= 0, but ranges over [nan, nan]")
 
     monkeypatch.setitem(KINDS, "recall", broken)
     assert run_cell({"kind": "recall"}) == {"diverged": 1}
@@ -213,7 +214,7 @@ def test_a_chunk_at_which_a_memory_breaks_is_told_and_the_others_are_measured(mo
     def breaks_at_the_second(model, ids, skip=1):
         calls.append(1)
         if len(calls) == 5:  # after bits, and the three of routing
-            raise ValueError("gates.lr must be finite and >= 0, but ranges over [nan, nan]")
+            raise NotFiniteError("gates.lr must be finite and >= 0, but ranges over [nan, nan]")
         return model_bits(model, ids, skip)
 
     monkeypatch.setattr(text, "bits", breaks_at_the_second)

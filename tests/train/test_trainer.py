@@ -86,14 +86,14 @@ def test_the_average_is_that_of_the_weights_and_can_be_exported(tmp_path):
     trainer = Trainer(config)
     name = "model.embed_tokens.weight"
     seen = [trainer.model.get_parameter(name).detach().clone()]
-    one_step = trainer._one_step
+    one_step = trainer.loop.step
 
-    def watched():
-        result = one_step()
+    def watched(step):
+        outcome = one_step(step)
         seen.append(trainer.model.get_parameter(name).detach().clone())
-        return result
+        return outcome
 
-    trainer._one_step = watched
+    trainer.loop.step = watched
     result = trainer.train()
     expected = 0.125 * seen[0] + 0.125 * seen[1] + 0.25 * seen[2] + 0.5 * seen[3]
     assert torch.allclose(load_model(result.path, average=True).get_parameter(name), expected, atol=1e-6)

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..models import MnemosForCausalLM
 from ..train.config import OptimConfig
+from ..train.loop import BatchLoss, Loop, Outcome
 from ..train.optimisers import Optimisers
 from .facts import Lesson, lesson
 
@@ -86,29 +86,77 @@ def train(
     like: another model's training. This one then has as many steps on the same batches. `progress` gets the share that is done.
     """
     model.train()
-    rng, curve = np.random.default_rng(course.seed), Curve()
+    training = _Training(model, text, course, seconds, like, progress)
     optimisers = Optimisers(model, OptimConfig(lr=course.lr, weight_decay=0.01))
-    begin = time.perf_counter()
-    steps = None if like is None else like.steps
-    falling = None if steps is None else round(steps * (1 - FINISH))
-    while (steps is None or curve.steps < steps) and curve.seconds < seconds:
-        if like is not None and curve.steps == like.grew_at:
-            curve.grew_at = like.grew_at
-        optimisers.set_factor(_factor(curve.steps, falling, steps))
-        recall, loss = _step(model, optimisers, _batch(text, course, curve, rng), 0.3 if curve.grew_at is None else 1.0)
-        curve.recall.append(recall)
-        curve.text_loss.append(loss)
-        curve.seconds = time.perf_counter() - begin
-        if steps is None:
+    Loop(
+        optimisers,
+        training.batches,
+        training.loss,
+        lr_factor=training.lr_factor,
+        clip=1.0,
+        progress=training.after_step,
+    ).run(training.steps())
+    model.eval()
+    return training.curve
+
+
+class _Training:
+    """The functions that `Loop` calls, and what they share. falling: the step at which the learning rate begins to fall; total: all steps; both None until decided."""
+
+    def __init__(
+        self,
+        model: MnemosForCausalLM,
+        text: np.ndarray,
+        course: Course,
+        seconds: float,
+        like: Curve | None,
+        progress: Progress | None,
+    ):
+        self.model, self.text, self.course, self.seconds = model, text, course, seconds
+        self.like, self.progress = like, progress
+        self.rng, self.curve, self.recall = np.random.default_rng(course.seed), Curve(), math.nan
+        self.total = None if like is None else like.steps
+        self.falling = None if self.total is None else round(self.total * (1 - FINISH))
+        self.begin = time.perf_counter()
+
+    def steps(self) -> Iterator[int]:
+        """Steps until the total is reached or the time is over."""
+        while (self.total is None or self.curve.steps < self.total) and self.curve.seconds < self.seconds:
+            yield self.curve.steps
+
+    def batches(self, step: int) -> list[Lesson]:
+        if self.like is not None and step == self.like.grew_at:
+            self.curve.grew_at = step
+        return [_batch(self.text, self.course, self.curve, self.rng)]
+
+    def lr_factor(self, step: int) -> float:
+        return _factor(step, self.falling, self.total)
+
+    def loss(self, batch: Lesson) -> BatchLoss:
+        """Mean loss of the answers plus that of the text, which is the one reported."""
+        logits = self.model(batch.ids, use_cache=False).logits[:, :-1]  # B T-1 V
+        answers, recall = _of(logits, batch.ids, batch.of_answer)
+        text, _ = _of(logits, batch.ids, batch.of_text)
+        self.recall = recall.item()
+        return BatchLoss(answers + (0.3 if self.curve.grew_at is None else 1.0) * text, text.detach())
+
+    def after_step(self, step: int, outcome: Outcome) -> None:
+        """Record the step, let the gap grow, and decide when the learning rate falls. A skipped step costs time only."""
+        course, curve = self.course, self.curve
+        curve.seconds = time.perf_counter() - self.begin
+        if outcome.verdict != "good":
+            return
+        curve.recall.append(self.recall)
+        curve.text_loss.append(outcome.loss)
+        if self.total is None:
             if curve.grew_at is None and curve.steps >= WINDOW and curve.recent() >= course.ready:
                 curve.grew_at = curve.steps
             curve.reached = curve.longest(course) == course.longest and curve.recent() >= course.goal
-            if curve.reached or curve.seconds > seconds * (1 - FINISH):
-                falling, steps = curve.steps, math.ceil(curve.steps / (1 - FINISH))
-        if progress is not None:
-            progress(max(curve.seconds / seconds, curve.steps / steps if steps else 0.0), curve)
-    model.eval()
-    return curve
+            if curve.reached or curve.seconds > self.seconds * (1 - FINISH):
+                self.falling, self.total = curve.steps, math.ceil(curve.steps / (1 - FINISH))
+        if self.progress is not None:
+            done = curve.steps / self.total if self.total else 0.0
+            self.progress(max(curve.seconds / self.seconds, done), curve)
 
 
 def _batch(text: np.ndarray, course: Course, curve: Curve, rng: np.random.Generator) -> Lesson:
@@ -124,18 +172,6 @@ def _factor(step: int, falling: int | None, steps: int | None) -> float:
     if falling is None or steps is None or step < falling:
         return warm
     return warm * (0.05 + 0.95 * (1 - (step - falling) / max(1, steps - falling)))
-
-
-def _step(model: MnemosForCausalLM, optimisers: Optimisers, batch: Lesson, text_weight: float) -> tuple[float, float]:
-    """One step on the mean loss of the answers plus that of the text: recall of the answers, loss of the text."""
-    logits = model(batch.ids, use_cache=False).logits[:, :-1]  # B T-1 V
-    answers, recall = _of(logits, batch.ids, batch.of_answer)
-    text, _ = _of(logits, batch.ids, batch.of_text)
-    optimisers.zero_grad()
-    (answers + text_weight * text).backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimisers.step()
-    return recall.item(), text.item()
 
 
 def _of(logits: Tensor, ids: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:

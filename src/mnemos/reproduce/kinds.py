@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ..train.guard import not_finite
+from ..memory.checks import NotFiniteError
 from . import capacity, needle, recall, scale, stability, story, text
 
 KINDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
@@ -27,9 +27,7 @@ def run_cell(cell: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"kind={cell['kind']!r} is unknown; choose one of {', '.join(KINDS)}")
     try:
         found = KINDS[cell["kind"]]({name: value for name, value in cell.items() if name != "kind"})
-    except ValueError as error:
-        if not not_finite(error):
-            raise
+    except NotFiniteError:
         return {"diverged": 1}
     return {name: _rounded(value) for name, value in found.items()}
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ..eval.frozen import frozen_memory, has_memory
+from ..memory.checks import NotFiniteError
 from ..models import MnemosForCausalLM
 from ..train.config import ScheduleConfig
 from ..train.control import GateWatch, gates, memories, set_chunk_size, silent_memory
-from ..train.guard import not_finite
 from ..train.schedules import chunk_size
 from ..trials import train
 from ..trials.text import TEST_SEED, bits, corpus, rows
@@ -57,9 +57,7 @@ def _bits_or_diverged(model: MnemosForCausalLM, test: Tensor, name: str) -> dict
     """A memory that learned its rates with small chunks may overshoot with large ones, until a later layer's gates are not finite."""
     try:
         found = bits(model, test)
-    except ValueError as error:
-        if not not_finite(error):
-            raise
+    except NotFiniteError:
         found = math.nan
     return {name: found} if math.isfinite(found) else {"diverged": 1}
 

@@ -5,17 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 
-from ..memory.checks import NotFiniteError
 from .config import CheckpointConfig
+from .loop import Verdict
 
 
 class TrainingFailed(RuntimeError):
     """A run that cannot go on; the message says why and what to do."""
-
-
-def not_finite(error: ValueError) -> bool:
-    """Whether a memory has refused numbers that are not finite, which happens before there is a loss."""
-    return isinstance(error, NotFiniteError) or (str(error).startswith("gates.") and "nan" in str(error))
 
 
 SMOOTHING = 0.1  # of the loss: about ten steps
@@ -37,7 +32,7 @@ class Guard:
     rollbacks: int = 0
     lr_factor: float = 1.0
 
-    def see(self, loss: float, config: CheckpointConfig) -> str:
+    def see(self, loss: float, config: CheckpointConfig) -> Verdict:
         """ "good": take the step; "skip": do not; "back": go to the last good checkpoint."""
         if not math.isfinite(loss):
             self.bad_in_a_row += 1

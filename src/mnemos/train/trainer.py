@@ -8,10 +8,12 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from ..models import MnemosConfig, MnemosForCausalLM, presets
 from .carry import Carried
@@ -22,6 +24,7 @@ from .display import Display, Silent
 from .distributed import Spread, World, open_world
 from .guard import TrainingFailed
 from .keeper import Keeper, Progress
+from .loop import Loop, Outcome, Verdict
 from .optimisers import Optimisers
 from .randomness import seed_everything
 from .runs import check_free, prepare_folder
@@ -86,8 +89,18 @@ class Trainer:
         self._prepare_model()
         self.progress, carried = Progress(), Carried()
         self.optimisers = Optimisers(self.model, config.optim)
-        self.parameters = list(self.optimisers.named.values())
         self.stepper = Stepper(self.spread, config, iter(data.train), carried)
+        self.loop = Loop(
+            self.optimisers,
+            self._batches,
+            self.stepper.loss,
+            self._lr_factor,
+            config.optim.clip,
+            self._judge,
+            self._after_step,
+            self.spread.syncing,
+            self.stepper.not_finite,
+        )
         self.watcher = Watcher(config, data, self.spread, self.stepper)
         live = config.watch.display
         self.display = Display(self.path.name, self.total, live) if display and self.world.first else Silent()
@@ -125,19 +138,12 @@ class Trainer:
     def train(self) -> Result:
         """Run to the last step, or until SIGTERM or Ctrl-C, which save first."""
         began, first = time.perf_counter(), self._begin()
-        result: StepResult | None = None
         try:
             if first is None:
                 return Result(self.path, self.progress.step, math.nan, self.progress.val_loss, False, True)
             with self._signals():
-                while self.progress.step < self.total:
-                    result = self._one_step()
-                    if first == self.progress.step - 1:
-                        self._log("event", message="first step", seconds=time.perf_counter() - began)
-                        first = -1
-                    if result.stop:
-                        break
-                return self._end(result)
+                self.loop.run(self._steps(first, began))
+                return self._end(self.stepper.result)
         finally:
             self.checkpoints.finish()
             self.display.close()
@@ -184,36 +190,50 @@ class Trainer:
             found.add("sample")
         return found
 
-    def _one_step(self) -> StepResult:
-        config, progress, step = self.config, self.progress, self.progress.step
+    # ---- one step, as `Loop` calls it
+
+    def _steps(self, first: int, began: float) -> Iterator[int]:
+        """Step numbers up to the last one, or until a process wants to stop. A rollback repeats some."""
+        while self.progress.step < self.total:
+            yield self.progress.step
+            if first == self.progress.step - 1:
+                self._log("event", message="first step", seconds=time.perf_counter() - began)
+                first = -1
+            if self.stepper.result.stop:
+                return
+
+    def _batches(self, step: int) -> list[dict[str, Tensor]]:
         self._set_chunk(step)
-        self.optimisers.set_factor(lr_factor(config.schedule, step, self.total) * progress.guard.lr_factor)
-        strength = polarisation(config.loss, step, self.total)
-        result = self.stepper.run(self.parameters, strength, self._stop is not None)
+        return self.stepper.begin(polarisation(self.config.loss, step, self.total), self._stop is not None)
+
+    def _lr_factor(self, step: int) -> float:
+        return lr_factor(self.config.schedule, step, self.total) * self.progress.guard.lr_factor
+
+    def _judge(self, outcome: Outcome) -> Verdict:
+        result, guard = self.stepper.end(outcome), self.progress.guard
+        return guard.see(result.loss if math.isfinite(result.grad_norm) else math.nan, self.config.checkpoint)
+
+    def _after_step(self, step: int, outcome: Outcome) -> None:
+        config, progress, result = self.config, self.progress, self.stepper.result
         self.speed.tokens += result.tokens
         self.speed.waited += result.waited
         progress.tokens += result.tokens
-        finite = math.isfinite(result.grad_norm)
-        verdict = progress.guard.see(result.loss if finite else math.nan, config.checkpoint)
-        if verdict == "good":
-            self.optimisers.step()
+        if outcome.verdict == "good":
             self.keeper.update_average()
-        self.optimisers.zero_grad()
-        if verdict == "back":
+        elif outcome.verdict == "back":
             self._go_back()
-            return result
-        if verdict == "skip":
+            return
+        else:
             self.stepper.carried.drop()
             bad = progress.guard.bad_steps
             self.say(f"step {step}: the loss or its gradient is not finite; the step is skipped ({bad} so far)")
         progress.step += 1
         if self._due(config.watch.log_every) or progress.step == self.total:
-            self._log_step(result, strength)
+            self._log_step(result, polarisation(config.loss, step, self.total))
         self._look_around()
         due = self._due(config.checkpoint.every) or progress.new_best
         if due and progress.guard.healthy and progress.step < self.total:
             self.keeper.save(progress)
-        return result
 
     def _set_chunk(self, step: int) -> None:
         size, config = chunk_size(self.config.schedule, step, self.total), self.model.config
@@ -238,7 +258,7 @@ class Trainer:
             raise TrainingFailed(f"{why} at step {failed_at}, and there is no checkpoint to go back to: {advice}")
         self.say(f"step {failed_at}: {why}; back to {path}, learning rate times {guard.lr_factor:.2f} from here")
 
-    def _end(self, result: StepResult | None) -> Result:
+    def _end(self, result: StepResult) -> Result:
         progress, stopped = self.progress, self.progress.step < self.total
         every, validated = self.config.watch.validate_every, "validate" in self._recorded
         if not stopped and every and not self._due(every) and not validated:
@@ -250,8 +270,7 @@ class Trainer:
             self.say(f"{who} stopped the run at step {progress.step}; {then if saved else 'no checkpoint was written'}")
         elif "sample" not in self._recorded:
             self.sample()
-        loss = result.loss if result is not None else math.nan
-        return Result(self.path, progress.step, loss, progress.val_loss, stopped, saved)
+        return Result(self.path, progress.step, result.loss, progress.val_loss, stopped, saved)
 
     # ---- what is seen of it
 

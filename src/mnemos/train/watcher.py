@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..memory.checks import NotFiniteError
 from .config import TrainConfig
 from .distributed import Spread
-from .guard import not_finite
 from .probes import contribution, look_inside, needle
 from .step import Stepper
 
@@ -42,8 +42,8 @@ class Watcher:
         """Loss on the held-out text, gates and surprise by layer, what the memory is worth; None without held-out text."""
         try:
             return self._validate(average)
-        except ValueError as error:
-            if not not_finite(error) or self.spread.world.size > 1:
+        except NotFiniteError:
+            if self.spread.world.size > 1:
                 raise
             return {"val_loss": math.nan, "perplexity": math.nan, "bits_per_byte": math.nan, "layers": {}}
 
