@@ -1,6 +1,6 @@
 """Short trainings, many of them: one loop that trains a small model, and a pool of processes that keeps what is finished.
 
-`ablate` and `reproduce` are made of these.
+`mnemos ablate` and the experiments of the repository are made of these.
 """
 
 from .pool import run_all

@@ -15,19 +15,17 @@ from ..data.embedded import documents
 
 TEST_SEED = 2**31  # no training batch has it
 CHARACTERS = 2**21
-PLACES = (Path("../shared/data"), Path("data"))  # where a corpus that is a file is looked for
 
 
 @cache
-def corpus(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes to learn, and the last twentieth, held out: of the embedded text, or of a file in one of `PLACES`."""
-    if name == "embedded":
+def corpus(source: str) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes to train on, and the last twentieth, held out. source: "embedded", or the path of a file."""
+    if source == "embedded":
         data = "".join(documents(CHARACTERS)).encode()
     else:
-        found = [place / name for place in PLACES if (place / name).is_file()]
-        if not found:
-            raise ValueError(f"the corpus {name} is in none of {', '.join(map(str, PLACES))}: put it there")
-        data = found[0].read_bytes()
+        if not Path(source).is_file():
+            raise ValueError(f"the corpus {source} is not there; give its folder by --text")
+        data = Path(source).read_bytes()
     whole = np.frombuffer(data, np.uint8).astype(np.int64)
     border = len(whole) * 19 // 20
     return whole[:border], whole[border:]

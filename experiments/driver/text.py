@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..eval.frozen import frozen_memory, has_memory
-from ..memory.checks import NotFiniteError
-from ..models import MnemosForCausalLM
-from ..train.config import ScheduleConfig
-from ..train.control import GateWatch, gates, memories, set_chunk_size, silent_memory
-from ..train.schedules import chunk_size
-from ..trials import train
-from ..trials.text import TEST_SEED, bits, corpus, rows
+from mnemos.eval.frozen import frozen_memory, has_memory
+from mnemos.memory.checks import NotFiniteError
+from mnemos.models import MnemosForCausalLM
+from mnemos.train.config import ScheduleConfig
+from mnemos.train.control import GateWatch, gates, memories, set_chunk_size, silent_memory
+from mnemos.train.schedules import chunk_size
+from mnemos.trials import train
+from mnemos.trials.text import TEST_SEED, bits, corpus, rows
+
 from .models import config_of, course_of
 
 
