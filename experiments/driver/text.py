@@ -13,7 +13,7 @@ from mnemos.eval.frozen import frozen_memory, has_memory
 from mnemos.memory.checks import NotFiniteError
 from mnemos.models import MnemosForCausalLM
 from mnemos.train.config import ScheduleConfig
-from mnemos.train.control import GateWatch, gates, memories, set_chunk_size, silent_memory
+from mnemos.train.hooks import GateWatch, gates, memories, set_chunk_size, silent_memory
 from mnemos.train.schedules import chunk_size
 from mnemos.trials import train
 from mnemos.trials.text import TEST_SEED, bits, corpus, rows

@@ -70,7 +70,7 @@ class Curve:
         return min(course.longest, course.gap[1] + grown)
 
 
-Progress = Callable[[float, Curve], object]
+ProgressHook = Callable[[float, Curve], object]
 
 
 def train(
@@ -79,7 +79,7 @@ def train(
     course: Course,
     seconds: float,
     like: Curve | None = None,
-    progress: Progress | None = None,
+    progress: ProgressHook | None = None,
 ) -> Curve:
     """Train for `seconds` at most. The learning rate begins to fall when recall reaches the goal, or when only the time for falling is left.
 
@@ -110,7 +110,7 @@ class _Training:
         course: Course,
         seconds: float,
         like: Curve | None,
-        progress: Progress | None,
+        progress: ProgressHook | None,
     ):
         self.model, self.text, self.course, self.seconds = model, text, course, seconds
         self.like, self.progress = like, progress

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..memory import MemoryState, NeuralMemory, read
 from ..memory.objectives import loss as inner_loss
 from ..models import MnemosForCausalLM
-from .control import GateWatch, memories, silent_memory
+from .hooks import GateWatch, memories, silent_memory
 
 Stats = dict[str, float]
 

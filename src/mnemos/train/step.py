@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from ..memory.checks import NotFiniteError
-from .carry import Carried
 from .config import TrainConfig
-from .control import GateWatch
 from .distributed import Spread
-from .guard import TrainingFailed
+from .divergence import TrainingFailed
+from .hooks import GateWatch
 from .loop import BatchLoss, Outcome
 from .losses import polarisation_loss, predicted_tokens
+from .tbptt import CarriedState
 
 
 @dataclass
@@ -35,7 +35,9 @@ class StepResult:
 class Stepper:
     """Batches and losses of the trainer's steps; `result` is the step that runs now, or the last one."""
 
-    def __init__(self, spread: Spread, config: TrainConfig, batches: Iterator[dict[str, Tensor]], carried: Carried):
+    def __init__(
+        self, spread: Spread, config: TrainConfig, batches: Iterator[dict[str, Tensor]], carried: CarriedState
+    ):
         self.spread, self.config, self.batches, self.carried = spread, config, batches, carried
         self.device = spread.world.device
         self.watch = GateWatch(spread.model) if config.loss.polarisation else None
@@ -90,7 +92,7 @@ class Stepper:
             self.result.grad_norm = outcome.grad_norm
         return self.result
 
-    def forward(self, batch: dict[str, Tensor], items: float, carried: Carried | None) -> Tensor:
+    def forward(self, batch: dict[str, Tensor], items: float, carried: CarriedState | None) -> Tensor:
         """This batch's share of the mean over `items` tokens."""
         if self.watch is not None:
             self.watch.clear()
@@ -113,7 +115,7 @@ class Stepper:
     @torch.no_grad()
     def evaluate(self, batches) -> tuple[float, int]:
         """Mean loss over all processes' batches, and the number of its tokens. Carries memory as training does."""
-        carried = Carried() if self.config.data.carry_state else None
+        carried = CarriedState() if self.config.data.carry_state else None
         total, count = 0.0, 0.0
         for raw in batches:
             batch = self.to_device(raw)

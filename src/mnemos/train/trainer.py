@@ -1,4 +1,4 @@
-"""`Trainer`: one run from start to end, or from wherever it was stopped."""
+"""`Trainer`: one run from its first step to its last, or resumed from a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from typing import Any
 from torch import Tensor
 
 from ..models import MnemosConfig, MnemosForCausalLM, presets
-from .carry import Carried
 from .checkpoints import Checkpoints
 from .config import TrainConfig
-from .control import MemoryDropout, compile_blocks, gates, set_chunk_size
 from .display import Display, Silent
 from .distributed import Spread, World, open_world
-from .guard import TrainingFailed
-from .keeper import Keeper, Progress
+from .divergence import TrainingFailed
+from .hooks import MemoryDropout, compile_blocks, gates, set_chunk_size
 from .loop import Loop, Outcome, Verdict
 from .optimisers import Optimisers
 from .randomness import seed_everything
+from .run_state import RunProgress, RunState
 from .runs import check_free, prepare_folder
 from .schedules import chunk_size, lr_factor, polarisation
 from .step import Stepper, StepResult
+from .tbptt import CarriedState
 from .telemetry import Metrics, Speed, cut_after, flops_per_token, open_tracker, read_lines, read_metrics
-from .watcher import Watcher, perplexity
+from .validation import Validator, perplexity
 
 
 @dataclass
 class Result:
-    """How a run ended. stopped: by a signal, before its last step. saved: whether its last checkpoint was written."""
+    """The end of a run. stopped: by a signal, before the last step. saved: whether the last checkpoint was written."""
 
     path: Path
     step: int
@@ -47,10 +47,10 @@ class Result:
 
 
 class Trainer:
-    """Trains the model of a config; `runs/<name>/` holds everything that comes of it.
+    """Trains the model of a config and writes everything to `runs/<name>/`.
 
-    data: what `mnemos.data.open_data` returns, or anything with its train, validation, tokenizer and vocab_size.
-    resume: go on from the newest whole checkpoint of the run `config.name`. display: show progress.
+    data: the result of `mnemos.data.open_data`, or an object with the same train, validation, tokenizer and vocab_size.
+    resume: continue from the newest complete checkpoint of the run `config.name`. display: show progress.
 
     >>> import tempfile
     >>> from mnemos.train import TrainConfig, Trainer, recipe
@@ -73,7 +73,7 @@ class Trainer:
             )
         if not resume:
             check_free(config)
-        # what is wrong with the model is said before hours of reading
+        # a wrong model config raises before hours of reading data
         presets.config(config.model.preset, config.model.size, **config.model.overrides())
         if data is None:
             from ..data import open_data
@@ -87,7 +87,7 @@ class Trainer:
         self.path, self._lock = prepare_folder(config, self.world, resume, data.tokenizer)
         self.speed = Speed(self.world.device, flops_per_token(self.model, config.data.seq_len), config.dtype)
         self._prepare_model()
-        self.progress, carried = Progress(), Carried()
+        self.progress, carried = RunProgress(), CarriedState()
         self.optimisers = Optimisers(self.model, config.optim)
         self.stepper = Stepper(self.spread, config, iter(data.train), carried)
         self.loop = Loop(
@@ -101,19 +101,19 @@ class Trainer:
             self.spread.syncing,
             self.stepper.not_finite,
         )
-        self.watcher = Watcher(config, data, self.spread, self.stepper)
+        self.validator = Validator(config, data, self.spread, self.stepper)
         live = config.watch.display
         self.display = Display(self.path.name, self.total, live) if display and self.world.first else Silent()
         settings = config.checkpoint
         self.checkpoints = Checkpoints(
             self.path / "checkpoints", self.world, settings.keep_last, settings.asynchronous, self.say
         )
-        self.keeper = Keeper(config, self.world, self.model, self.optimisers, data, carried, self.checkpoints)
+        self.run_state = RunState(config, self.world, self.model, self.optimisers, data, carried, self.checkpoints)
         self.metrics: Metrics | None = None
         self._unwritten: list[str] = []
         self._stop: str | None = None
         self._recorded: set[str] = set()
-        seed_everything(config.seed + self.world.rank)  # weights are alike everywhere, what is dropped is not
+        seed_everything(config.seed + self.world.rank)  # processes share the initial weights, not the dropout masks
 
     def _model_config(self) -> MnemosConfig:
         model, data = self.config.model, self.data
@@ -153,8 +153,8 @@ class Trainer:
                 self._lock.release()
 
     def _begin(self) -> int | None:
-        """The step to start from; None where nothing is left to do."""
-        found = self.keeper.restore(self.progress) if self.resume else None
+        """Restore or begin a run. Returns the first step, or None if the run is finished."""
+        found = self.run_state.restore(self.progress) if self.resume else None
         step = self.progress.step
         if self.resume and self.world.first:
             cut_after(self.path / "samples.jsonl", step)
@@ -178,7 +178,7 @@ class Trainer:
         return step
 
     def _records_of_the_end(self) -> set[str]:
-        """What follows the last step and is in the record already, or not asked for; nothing before the last step."""
+        """The records that follow the last step ("validate", "sample") and exist already or are not wanted; empty before the last step."""
         step, watch, found = self.progress.step, self.config.watch, set()
         if step < self.total:
             return found
@@ -219,7 +219,7 @@ class Trainer:
         self.speed.waited += result.waited
         progress.tokens += result.tokens
         if outcome.verdict == "good":
-            self.keeper.update_average()
+            self.run_state.update_average()
         elif outcome.verdict == "back":
             self._go_back()
             return
@@ -233,7 +233,7 @@ class Trainer:
         self._look_around()
         due = self._due(config.checkpoint.every) or progress.new_best
         if due and progress.guard.healthy and progress.step < self.total:
-            self.keeper.save(progress)
+            self.run_state.save(progress)
 
     def _set_chunk(self, step: int) -> None:
         size, config = chunk_size(self.config.schedule, step, self.total), self.model.config
@@ -253,7 +253,7 @@ class Trainer:
             raise TrainingFailed(
                 f"{why} at step {failed_at}, after {guard.rollbacks} rollbacks; checkpoints are kept: {advice}"
             )
-        path = self.keeper.go_back(progress)
+        path = self.run_state.go_back(progress)
         if path is None:
             raise TrainingFailed(f"{why} at step {failed_at}, and there is no checkpoint to go back to: {advice}")
         self.say(f"step {failed_at}: {why}; back to {path}, learning rate times {guard.lr_factor:.2f} from here")
@@ -263,7 +263,7 @@ class Trainer:
         every, validated = self.config.watch.validate_every, "validate" in self._recorded
         if not stopped and every and not self._due(every) and not validated:
             self.validate()
-        saved = validated or self.keeper.save(progress, wait=True)
+        saved = validated or self.run_state.save(progress, wait=True)
         if stopped:
             then = f"the checkpoint is written; go on with: mnemos train --resume {self.path}"
             who = self._stop or "another process"
@@ -272,10 +272,10 @@ class Trainer:
             self.sample()
         return Result(self.path, progress.step, result.loss, progress.val_loss, stopped, saved)
 
-    # ---- what is seen of it
+    # ---- records and display
 
     def say(self, sentence: str) -> None:
-        """One sentence for the user, and for the record."""
+        """Show a sentence to the user and record it as an event."""
         self.display.say(sentence)
         self._unwritten.append(sentence)
         while self.metrics is not None and self._unwritten:
@@ -331,7 +331,7 @@ class Trainer:
         if self._due(watch.validate_every):
             self.validate()
         if self._due(watch.probe_every):
-            found = self.watcher.probe()
+            found = self.validator.probe()
             if found is not None:
                 self._log("probe", **found)
                 self.display.update(self.progress.step, {"needle": found["accuracy"]})
@@ -340,8 +340,8 @@ class Trainer:
         self.speed.paused += time.perf_counter() - began
 
     def validate(self) -> float | None:
-        """Loss on the held-out text; None without any. The record has the rest of what `Watcher.validate` sees."""
-        progress, found = self.progress, self.watcher.validate(self.keeper.average)
+        """Loss on the held-out text; None without any. Records all of `Validator.validate`."""
+        progress, found = self.progress, self.validator.validate(self.run_state.average)
         if found is None:
             return None
         loss, smoothed = found["val_loss"], progress.guard.smoothed
@@ -359,10 +359,10 @@ class Trainer:
         return loss
 
     def sample(self) -> None:
-        """A sample into samples.jsonl and onto the display."""
+        """Write a sample to samples.jsonl and show it."""
         if not self.config.watch.sample_tokens:
             return
-        text, step = self.watcher.sample(), self.progress.step
+        text, step = self.validator.sample(), self.progress.step
         self.display.say(f"sample at step {step}: {text!r}")
         try:
             if self.world.first:
@@ -373,7 +373,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _signals(self) -> Generator[None]:
-        """SIGTERM and Ctrl-C ask for a stop after this step; a second one does not ask."""
+        """SIGTERM and Ctrl-C stop the run after the current step; a second signal acts at once."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
