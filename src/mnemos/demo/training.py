@@ -1,10 +1,10 @@
-"""Training by the clock: until the facts come back, or until the time is over; then the learning rate falls, and that is all.
+"""Training with a time limit: until recall reaches its goal or the time is nearly over; then the learning rate falls to its end.
 
-Facts first stand close to their questions, because what is told through much text at once is not learnt in minutes: every byte that is
-read writes too, until the gates have learnt what is worth writing, and they learn that only from facts that come back. When most
-answers are right, the distance grows by one token per step.
+Facts are close to their questions at first, because long distances cannot be learned from scratch in minutes: every byte of text is
+written to the memory too, until the gates have learned what to write, and the gates learn that only from answers that are recalled.
+When most answers are right, the distance grows by one token per step.
 
-Shapes: B rows, T tokens, V vocabulary.
+Shapes: B batch rows, T tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from .facts import Lesson, lesson
 
 WARMUP = 20  # steps
 WINDOW = 20  # steps over which recall is averaged
-FINISH = 0.2  # share of all steps in which the learning rate falls
-LONG = 64  # tokens of text from which on a batch has half the rows, to cost about the same
+FINISH = 0.2  # fraction of all steps in which the learning rate falls
+LONG = 64  # tokens of text; above, a batch has half the rows and so about the same cost
 
 
 @dataclass(frozen=True)
 class Course:
-    """What the batches hold, and when it is enough. pairs: facts, at most. gap: tokens between facts and questions at first, from .. to;
-    longest: in the end. ready: recall at which the gap begins to grow; goal: recall at the longest gap that is enough."""
+    """Batches and goals. pairs: largest number of facts. gap: smallest and largest distance from facts to questions at first, in tokens;
+    longest: largest distance in the end. ready: recall at which the distance begins to grow; goal: recall at the longest distance that ends training."""
 
     rows: int = 32
     pairs: int = 8
@@ -47,7 +47,7 @@ class Course:
 
 @dataclass
 class Curve:
-    """A training as it went: recall of the answers and loss of the text at every step; the step from which on the gap grew."""
+    """The course of a training: recall of the answers and loss of the text at every step. grew_at: the step at which the distance began to grow."""
 
     recall: list[float] = field(default_factory=list)
     text_loss: list[float] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Curve:
         return sum(last) / max(1, len(last))
 
     def longest(self, course: Course) -> int:
-        """The largest gap of the next batch."""
+        """The largest distance of the next batch."""
         grown = 0 if self.grew_at is None else max(0, self.steps - self.grew_at)
         return min(course.longest, course.gap[1] + grown)
 
@@ -81,9 +81,9 @@ def train(
     like: Curve | None = None,
     progress: ProgressHook | None = None,
 ) -> Curve:
-    """Train for `seconds` at most. The learning rate begins to fall when recall reaches the goal, or when only the time for falling is left.
+    """Train for at most `seconds`. The learning rate begins to fall when recall reaches the goal, or when only the time for the decay is left.
 
-    like: another model's training. This one then has as many steps on the same batches. `progress` gets the share that is done.
+    like: the curve of another model; this one then trains for as many steps on the same batches. progress: called with the fraction done.
     """
     model.train()
     training = _Training(model, text, course, seconds, like, progress)
@@ -167,7 +167,7 @@ def _batch(text: np.ndarray, course: Course, curve: Curve, rng: np.random.Genera
 
 
 def _factor(step: int, falling: int | None, steps: int | None) -> float:
-    """The learning rate as a share of its peak: up, flat, then down to a twentieth."""
+    """The learning rate as a fraction of its peak: warm-up, constant, then linear decay to a twentieth."""
     warm = min(1.0, (step + 1) / WARMUP)
     if falling is None or steps is None or step < falling:
         return warm
@@ -175,7 +175,7 @@ def _factor(step: int, falling: int | None, steps: int | None) -> float:
 
 
 def _of(logits: Tensor, ids: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Loss and accuracy at the chosen tokens, each predicted by the one before it."""
+    """Loss and accuracy of the chosen tokens, each predicted from the position before it."""
     kept = chosen[:, 1:]
     predicted, right = logits[kept], ids[:, 1:][kept]
     return F.cross_entropy(predicted, right), (predicted.argmax(-1) == right).float().mean()

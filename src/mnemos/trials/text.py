@@ -1,4 +1,4 @@
-"""Bytes of a corpus for trials: what is learned, what is held out, and how well it is predicted. B rows, T tokens."""
+"""Bytes of a corpus for trials: a training part, a held-out part, and bits per byte. B batch rows, T tokens."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def corpus(source: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rows(text: np.ndarray, count: int, length: int, seed: int) -> Tensor:
-    """Pieces from random places: (count, length)."""
+    """Excerpts from random positions: (count, length)."""
     starts = np.random.default_rng(seed).integers(len(text) - length, size=count)
     return torch.from_numpy(np.stack([text[i : i + length] for i in starts]))
 
 
 @torch.no_grad()
 def bits(model: Any, ids: Tensor, skip: int = 1) -> float:
-    """Mean bits of the tokens from position `skip` on."""
+    """Mean bits per token from position `skip` on."""
     labels = ids.clone()
     labels[:, :skip] = -100
     batches = zip(ids.split(16), labels.split(16))

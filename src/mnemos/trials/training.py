@@ -20,7 +20,7 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Course:
-    """steps: of the optimiser. lr: its peak. batch(step): ids and labels (B, T), as transformers' models take them. start_lr: see `OptimConfig`."""
+    """A training. steps: number of optimiser steps. lr: peak learning rate. batch(step): ids and labels (B, T) for a transformers model. start_lr: see `OptimConfig`."""
 
     steps: int
     lr: float
