@@ -72,21 +72,25 @@ def timed(step, count: int) -> tuple[float, float]:
 def compare(preset: str, length: int, batch: int, rounds: int, steps: int) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         trainer, loop = trainer_of(folder, preset, length, batch), bare_loop(folder, preset, length, batch)
-        timed(trainer._one_step, 3), timed(loop, 3)
+
+        def ours() -> None:
+            trainer.loop.run([trainer.progress.step])
+
+        timed(ours, 3), timed(loop, 3)
         pairs = []
         for turn in range(rounds):
-            order = (loop, trainer._one_step) if turn % 2 else (trainer._one_step, loop)
+            order = (loop, ours) if turn % 2 else (ours, loop)
             seconds = {step: timed(step, steps) for step in order}
-            pairs.append((seconds[loop], seconds[trainer._one_step]))
-        clock = sorted(loops[0] / ours[0] for loops, ours in pairs)
-        cpu = sorted(loops[1] / ours[1] for loops, ours in pairs)
+            pairs.append((seconds[loop], seconds[ours]))
+        clock = sorted(bare[0] / trained[0] for bare, trained in pairs)
+        cpu = sorted(bare[1] / trained[1] for bare, trained in pairs)
         waits = [r["data_wait"] for r in read_metrics(trainer.path, "train")]
         tokens = batch * length * steps
         return [
             preset,
             f"{batch} x {length}",
-            f"{tokens / median([loops[0] for loops, _ in pairs]):.0f}",
-            f"{tokens / median([ours[0] for _, ours in pairs]):.0f}",
+            f"{tokens / median([bare[0] for bare, _ in pairs]):.0f}",
+            f"{tokens / median([trained[0] for _, trained in pairs]):.0f}",
             f"{median(clock):.3f} ({clock[0]:.3f} to {clock[-1]:.3f})",
             f"{median(cpu):.3f} ({cpu[0]:.3f} to {cpu[-1]:.3f})",
             "yes" if median(cpu) >= GOAL else "no",

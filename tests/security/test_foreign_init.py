@@ -16,7 +16,7 @@ from mnemos.memory.gating import Gating
 from mnemos.models import MnemosForCausalLM, presets
 from mnemos.models.gate import Gate
 from mnemos.nn import QKProjection
-from mnemos.train.control import set_chunk_size
+from mnemos.train.hooks import set_chunk_size
 
 LAYERS = {
     "defaults": {},

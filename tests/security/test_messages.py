@@ -13,10 +13,10 @@ from mnemos.data import DataConfig, open_tokenizer
 from mnemos.data.tasks import Background, mad, needle
 from mnemos.eval import Evaluator, LanguageModel, Settings, run_suites
 from mnemos.memory import Gates, MemorySpec, NeuralMemory, NeuralMemoryConfig, scan
+from mnemos.memory.validation import NotFiniteError
 from mnemos.models import MnemosConfig, MnemosForCausalLM, presets
 from mnemos.train import TrainConfig, recipe
 from mnemos.train.distributed import open_device
-from mnemos.train.guard import not_finite
 
 IDS = torch.tensor([[1, 2, 3]])
 DEEP = 3000
@@ -157,18 +157,18 @@ def test_gates_that_are_not_finite_are_named_by_row_and_count_as_a_bad_step():
     lr[1, 4] = math.inf
     with pytest.raises(ValueError, match=r"gates\.lr .* first in row 1, position 4") as caught:
         scan(q, k, v, Gates(lr=lr), state, spec)
-    assert not_finite(caught.value)
+    assert isinstance(caught.value, NotFiniteError)
     lr[1, 4] = -1.0
     with pytest.raises(ValueError, match="first in row 1, position 4") as caught:
         scan(q, k, v, Gates(lr=lr), state, spec)
-    assert not not_finite(caught.value)
+    assert not isinstance(caught.value, NotFiniteError)
 
 
 def test_a_row_of_nan_in_a_batch_counts_as_a_bad_step_in_training():
     mem, x = NeuralMemory(dim=32, heads=2), torch.full((1, 2, 32), math.nan)
     with pytest.raises(ValueError) as caught:
         mem(x)
-    assert not_finite(caught.value)
+    assert isinstance(caught.value, NotFiniteError)
 
 
 def test_document_bounds_may_be_a_list_and_are_checked():

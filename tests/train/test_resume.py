@@ -183,16 +183,16 @@ def test_a_full_disk_costs_checkpoints_but_not_the_run(tmp_path):
     """A real write that fails: no file of this process may grow beyond 20 kB, until the last checkpoint."""
     trainer = Trainer(small(tmp_path, steps=7, checkpoint={"every": 2}))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    one_step = trainer._one_step
+    one_step = trainer.loop.step
 
-    def limited():
-        if trainer.progress.step == 3:
+    def limited(step):
+        if step == 3:
             resource.setrlimit(resource.RLIMIT_FSIZE, (20000, hard))
-        if trainer.progress.step == 6:
+        if step == 6:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        return one_step()
+        return one_step(step)
 
-    trainer._one_step = limited
+    trainer.loop.step = limited
     try:
         result = trainer.train()
     finally:
@@ -219,15 +219,15 @@ def test_only_the_last_checkpoints_and_the_best_are_kept(tmp_path):
     """Validation gets worse on purpose: the embedding, which is the head too, grows at every step after the best checkpoint."""
     config = small(tmp_path, steps=12, checkpoint={"every": 2, "keep_last": 2, "spike": 0}, watch={"validate_every": 4})
     trainer = Trainer(config)
-    one_step = trainer._one_step
+    one_step = trainer.loop.step
 
-    def worse():
-        if trainer.progress.step >= 4:
+    def worse(step):
+        if step >= 4:
             with torch.no_grad():
                 trainer.model.model.embed_tokens.weight.mul_(4)
-        return one_step()
+        return one_step(step)
 
-    trainer._one_step = worse
+    trainer.loop.step = worse
     trainer.train()
     run = tmp_path / "runs" / "a"
     found = {r["step"]: r["val_loss"] for r in read_metrics(run, "validate")}

@@ -12,7 +12,7 @@ import yaml
 from mnemos.cli.train import read_arguments, uncollected
 from mnemos.models import MnemosForCausalLM, presets
 from mnemos.train import RECIPES, LossConfig, ModelConfig, OptimConfig, ScheduleConfig, TrainConfig, recipe
-from mnemos.train.guard import Guard
+from mnemos.train.divergence import DivergenceGuard
 from mnemos.train.optimisers import Optimisers, parameter_groups, split_parameters
 from mnemos.train.schedules import chunk_size, lr_factor, polarisation
 from small import small
@@ -264,7 +264,7 @@ def test_optimisers_lower_a_loss_and_can_be_allocated_without_moving_a_weight(na
 
 
 def test_the_guard_forgets_single_bad_steps_and_remembers_their_number():
-    guard, config = Guard(), TrainConfig().checkpoint
+    guard, config = DivergenceGuard(), TrainConfig().checkpoint
     assert [guard.see(x, config) for x in (3.0, math.inf, 3.0, math.nan, 2.9)] == [
         "good",
         "skip",

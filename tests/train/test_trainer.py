@@ -11,9 +11,9 @@ from helpers import assert_close_rms
 from mnemos.models import MnemosForCausalLM, presets
 from mnemos.models.cache import MnemosCache
 from mnemos.train import Trainer, load_model
-from mnemos.train.carry import Carried
-from mnemos.train.control import gates, memories, set_chunk_size, silent_memory
+from mnemos.train.hooks import gates, memories, set_chunk_size, silent_memory
 from mnemos.train.losses import predicted_tokens
+from mnemos.train.tbptt import CarriedState
 from mnemos.train.telemetry import read_metrics
 from small import events, losses, small
 
@@ -86,14 +86,14 @@ def test_the_average_is_that_of_the_weights_and_can_be_exported(tmp_path):
     trainer = Trainer(config)
     name = "model.embed_tokens.weight"
     seen = [trainer.model.get_parameter(name).detach().clone()]
-    one_step = trainer._one_step
+    one_step = trainer.loop.step
 
-    def watched():
-        result = one_step()
+    def watched(step):
+        outcome = one_step(step)
         seen.append(trainer.model.get_parameter(name).detach().clone())
-        return result
+        return outcome
 
-    trainer._one_step = watched
+    trainer.loop.step = watched
     result = trainer.train()
     expected = 0.125 * seen[0] + 0.125 * seen[1] + 0.25 * seen[2] + 0.5 * seen[3]
     assert torch.allclose(load_model(result.path, average=True).get_parameter(name), expected, atol=1e-6)
@@ -123,7 +123,7 @@ def carried_model(preset: str, **choices) -> MnemosForCausalLM:
 
 @pytest.mark.parametrize("preset", ["titans-mag", "atlas-mal", "titans-mac", "omeganet", "qk-mag", "transformer"])
 def test_rows_that_go_on_read_one_long_text_and_rows_that_do_not_start_afresh(preset):
-    model, carried = carried_model(preset).double(), Carried()
+    model, carried = carried_model(preset).double(), CarriedState()
     ids = torch.randint(0, 256, (3, 44), generator=torch.Generator().manual_seed(1))
     first, second = ids[:, :21], ids[:, 21:]
     carried.after(model(first, use_cache=True, return_logits=False).past_key_values)
@@ -137,7 +137,7 @@ def test_rows_that_go_on_read_one_long_text_and_rows_that_do_not_start_afresh(pr
 
 
 def test_what_rows_start_from_is_learned_although_others_go_on():
-    model, carried = carried_model("titans-mag", memory_read_start=False), Carried()
+    model, carried = carried_model("titans-mag", memory_read_start=False), CarriedState()
     ids = torch.randint(0, 256, (2, 16))
     carried.after(model(ids, use_cache=True, return_logits=False).past_key_values)
     for goes_on, learned in ((torch.tensor([True, True]), False), (torch.tensor([True, False]), True)):
@@ -149,7 +149,7 @@ def test_what_rows_start_from_is_learned_although_others_go_on():
 
 
 def test_rows_of_many_processes_are_dealt_out_anew(tmp_path):
-    model, carried = carried_model("titans-mag"), Carried()
+    model, carried = carried_model("titans-mag"), CarriedState()
     ids = torch.randint(0, 256, (4, 11))
     carried.after(model(ids, use_cache=True, return_logits=False).past_key_values)
     whole = carried.cache
@@ -157,7 +157,7 @@ def test_rows_of_many_processes_are_dealt_out_anew(tmp_path):
         whole.select([rank, rank + 2]).save(tmp_path / f"carried-{rank}.safetensors")
     for size in (1, 2, 4):
         for rank in range(size):
-            again = Carried()
+            again = CarriedState()
             again.load(tmp_path, rank, size, 2, model.config, torch.device("cpu"))
             expected = whole.select(list(range(rank, 4, size)))
             assert_same(again.cache, expected)
@@ -204,7 +204,7 @@ def test_memory_dropout_silences_whole_rows_in_training_and_none_in_evaluation(t
     trainer.train()
     assert 0.3 < silent / (silent + spoken) < 0.7
     before = silent
-    with trainer.watcher.evaluating():
+    with trainer.validator.evaluating():
         trainer.stepper.evaluate(trainer.data.validation)
     assert silent == before
 

@@ -43,9 +43,9 @@ def test_the_weights_do_not_move_in_a_skipped_step(tmp_path):
     spoil(trainer, lambda step: step == 0)
     trainer._begin()
     before = [p.detach().clone() for p in trainer.model.parameters()]
-    trainer._one_step()
+    trainer.loop.run([trainer.progress.step])
     assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters()))
-    trainer._one_step()
+    trainer.loop.run([trainer.progress.step])
     assert not all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters()))
 
 
@@ -66,16 +66,16 @@ def test_repeated_nan_goes_back_to_the_last_good_checkpoint_past_the_data_that_c
 def test_weights_that_become_nan_are_taken_from_the_checkpoint(tmp_path):
     """The memory itself refuses gates that are NaN, before there is a loss: that is the same trouble."""
     trainer = Trainer(small(tmp_path, steps=6, checkpoint={"every": 2}, watch={"validate_every": 1}))
-    one_step, hit = trainer._one_step, []
+    one_step, hit = trainer.loop.step, []
 
-    def broken():
-        if trainer.progress.step == 3 and not hit:
+    def broken(step):
+        if step == 3 and not hit:
             hit.append(True)
             with torch.no_grad():
                 trainer.model.model.layers[0].mixer.memory.gating.offset.fill_(math.nan)
-        return one_step()
+        return one_step(step)
 
-    trainer._one_step = broken
+    trainer.loop.step = broken
     result = trainer.train()
     assert result.step == 6 and trainer.progress.guard.rollbacks == 1 and math.isfinite(result.val_loss)
 

@@ -1,6 +1,6 @@
-"""Which of a preset's choices does a task need? Each is switched off in turn, trained with several seeds, and put into a table.
+"""Ablations: switch off one component of a preset at a time, train with several seeds, and measure the effect.
 
-`ABLATIONS` says what is switched off and how, `Settings` what is trained, `run` does it in parallel processes, `summary` draws conclusions.
+`ABLATIONS` lists the components and the overrides that switch them off, `Settings` describes a training, `run` trains in parallel processes, `summary` compares.
 """
 
 from ..trials.intervals import student_t

@@ -1,4 +1,4 @@
-"""One cell of the grid: a model with one choice switched off, trained with one seed, and its score."""
+"""One cell of the grid: a model with one component switched off, trained with one seed and scored."""
 
 from __future__ import annotations
 

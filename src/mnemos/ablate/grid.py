@@ -1,4 +1,4 @@
-"""The ablations: what each switches off, and in which models there is something to switch off."""
+"""The ablations: the component that each switches off, and the models that have it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FULL = "full"
 
 @dataclass(frozen=True)
 class Ablation:
-    """`has` tells whether a model makes the choice, `change` gives the overrides of `presets.config` that undo it."""
+    """has: whether a model has the component. change: overrides of `presets.config` that switch it off."""
 
     name: str
     about: str
@@ -23,7 +23,7 @@ class Ablation:
 
 
 def _memory(name: str, *plain: Any) -> Callable[[MnemosConfig], bool]:
-    """Whether a model has a memory whose field `name` is none of `plain`."""
+    """Whether a model has a memory whose field `name` is not in `plain`."""
     return lambda config: config.has_memory and getattr(config.memory_config, name) not in plain
 
 
@@ -94,7 +94,7 @@ def applicable(config: MnemosConfig) -> list[str]:
 
 
 def overrides(name: str, config: MnemosConfig) -> dict[str, Any]:
-    """What `presets.config` must be told to switch a choice of this model off; nothing for "full"."""
+    """Overrides of `presets.config` that switch a component of this model off; none for "full"."""
     if name == FULL:
         return {}
     if name not in ABLATIONS:

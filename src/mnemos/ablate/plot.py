@@ -1,4 +1,4 @@
-"""An ablation as a picture: every seed a dot, every mean with its interval."""
+"""Plot of an ablation: a dot per seed, and each mean with its interval."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The grid in parallel processes. Every finished cell is kept, so that a run that was stopped goes on where it was.
+"""The grid in parallel processes. Finished cells are kept, so that a stopped run can resume.
 
 A folder holds settings.json (what is trained) and results.jsonl (a line per cell); both are written whole or not at all.
 """
@@ -29,7 +29,7 @@ Report = Callable[[dict[str, Any]], object]
 
 @dataclass(frozen=True)
 class Settings:
-    """What is trained: everything that a score depends on besides the ablation and the seed.
+    """Everything that a score depends on besides the ablation and the seed.
 
     overrides: of `presets.config`. vocab_size and pairs are those of MQAR; the other tasks have their own.
 
@@ -49,7 +49,7 @@ class Settings:
     examples: int = 500
 
     def check(self) -> None:
-        """Refuse what cannot be trained before anything is started."""
+        """Raise an error for settings that cannot be trained, before anything starts."""
         if self.task not in TASKS:
             raise unknown("task=", self.task, TASKS)
         for name in ("steps", "batch_size", "examples"):
@@ -135,7 +135,7 @@ def _open(folder: Path, settings: dict[str, Any]) -> Path:
 
 
 def read_results(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """The lines of a results file; none where there is no file."""
+    """The lines of a results file; empty if there is no file."""
     path = Path(path)
     if not path.exists():
         return []

@@ -1,4 +1,4 @@
-"""From cells to conclusions: means over seeds with confidence intervals, and differences to the full model."""
+"""Summary of the cells: means over seeds with confidence intervals, and differences to the full model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an ablation is trained and scored on: MQAR, five tasks of MAD, and the embedded text.
+"""Tasks of the ablations: MQAR, five tasks of MAD, and the embedded text.
 
 Shapes: B rows, T tokens.
 """

@@ -25,7 +25,6 @@ from .export import export
 from .generate import generate
 from .inspect import inspect
 from .presets import presets
-from .reproduce import reproduce
 from .runs import runs
 from .tokenizer import tokenizer
 from .train import run_train, train
@@ -41,7 +40,6 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "generate": generate,
     "inspect": inspect,
     "presets": presets,
-    "reproduce": reproduce,
     "runs": runs,
     "tokenizer": tokenizer,
     "train": train,

@@ -1,4 +1,4 @@
-"""Five minutes that show what a memory is for: `mnemos demo`, `make demo`.
+"""A five-minute demonstration of memory: `mnemos demo`, `make demo`.
 
 `run` trains a small memory model and a sliding-window Transformer of its size, measures both, and writes one report page.
 """

@@ -1,4 +1,4 @@
-"""What the demo teaches and asks: facts told in front of a text, and questions behind it.
+"""The demo's task: facts, then a text, then questions about the facts.
 
     told       Alice lamp  Bruno key  ...        pairs of a person and a thing, one token each
     between    bytes of real text                as many as the facts are to be away from the questions

@@ -1,4 +1,4 @@
-"""What the demo claims, as measurements: recall by distance, bytes of state, what a file keeps, and text.
+"""Measurements of the demo: recall by distance, bytes of state, a saved and loaded state, bits per byte of text.
 
 Shapes: B rows, P pairs, T tokens.
 """
@@ -27,7 +27,7 @@ Advance = Callable[[int], object]
 
 @dataclass(frozen=True)
 class Asked:
-    """Answers (B, P) at one distance, beside what is right; what the state weighed there; seconds of reading so far."""
+    """Answers (B, P) at one distance and the right ones; bytes of the state; seconds of reading so far."""
 
     distance: int
     people: Tensor
@@ -86,12 +86,12 @@ def recall_by_distance(
         paused = time.perf_counter()
         answers = ask(model, cache, people)
         yield Asked(distance, people, things, answers, cache.nbytes // rows, paused - begin), cache
-        begin += time.perf_counter() - paused  # asking is not reading
+        begin += time.perf_counter() - paused  # the questions do not count as reading
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What saving and loading changed: recall before and after, and the largest difference of any logit."""
+    """Effect of saving and loading: recall before and after, and the largest difference of any logit."""
 
     path: Path
     file_bytes: int

@@ -1,4 +1,4 @@
-"""The demo from start to end: train two models of one size, measure both, print what was measured, write the page."""
+"""The whole demo: train two models of one size, measure both, print the measurements, write the page."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MEMORY_SHARE = 0.65  # of the training time, at most
 
 @dataclass(frozen=True)
 class Plan:
-    """What is done, and for how long. seconds: of training, both models together; measuring comes on top.
+    """Settings of the demo. seconds: training time of both models together; measuring is extra.
 
     distances: tokens between facts and questions, in `rows` rows of course.pairs facts. far: the same for one long reading.
     """
@@ -54,7 +54,7 @@ class Plan:
 
     @property
     def reach(self) -> int:
-        """How far back the sliding windows of all layers together can see."""
+        """Tokens that the sliding windows of all layers together reach back."""
         return self.layers * (self.window - 1)
 
     def memory_config(self) -> MnemosConfig:
@@ -101,7 +101,7 @@ class Plan:
 
 @dataclass
 class Report:
-    """What a run measured, by model where there are two. `page` and `data` are the files it wrote."""
+    """Measurements of a run, by model where there are two. `page` and `data` are the files it wrote."""
 
     plan: Plan
     parameters: dict[str, int]
@@ -148,7 +148,7 @@ def _is_report(path: Path) -> bool:
 
 
 def run(folder: str | Path, plan: Plan | None = None, console: Console | None = None) -> Report:
-    """Do all of it. Files go into `folder`: index.html, results.json, facts.safetensors, recall.png where matplotlib is installed."""
+    """Run the demo. Writes to `folder`: index.html, results.json, facts.safetensors, and recall.png if matplotlib is installed."""
     from .page import page
     from .picture import picture
 
@@ -224,7 +224,7 @@ def _text(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _train_both(models: dict, text: np.ndarray, plan: Plan, console: Console) -> dict[str, Curve]:
-    """The memory first, until it knows; then the other for as many steps on the same batches, in the time that is left: it is faster."""
+    """Train the memory model first; then the other, which is faster, for as many steps on the same batches in the remaining time."""
     curves: dict[str, Curve] = {}
     with _bars(console) as bar:
         for name in NAMES:

@@ -1,39 +1,39 @@
-"""Training by the clock: until the facts come back, or until the time is over; then the learning rate falls, and that is all.
+"""Training with a time limit: until recall reaches its goal or the time is nearly over; then the learning rate falls to its end.
 
-Facts first stand close to their questions, because what is told through much text at once is not learnt in minutes: every byte that is
-read writes too, until the gates have learnt what is worth writing, and they learn that only from facts that come back. When most
-answers are right, the distance grows by one token per step.
+Facts are close to their questions at first, because long distances cannot be learned from scratch in minutes: every byte of text is
+written to the memory too, until the gates have learned what to write, and the gates learn that only from answers that are recalled.
+When most answers are right, the distance grows by one token per step.
 
-Shapes: B rows, T tokens, V vocabulary.
+Shapes: B batch rows, T tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..models import MnemosForCausalLM
 from ..train.config import OptimConfig
+from ..train.loop import BatchLoss, Loop, Outcome
 from ..train.optimisers import Optimisers
 from .facts import Lesson, lesson
 
 WARMUP = 20  # steps
 WINDOW = 20  # steps over which recall is averaged
-FINISH = 0.2  # share of all steps in which the learning rate falls
-LONG = 64  # tokens of text from which on a batch has half the rows, to cost about the same
+FINISH = 0.2  # fraction of all steps in which the learning rate falls
+LONG = 64  # tokens of text; above, a batch has half the rows and so about the same cost
 
 
 @dataclass(frozen=True)
 class Course:
-    """What the batches hold, and when it is enough. pairs: facts, at most. gap: tokens between facts and questions at first, from .. to;
-    longest: in the end. ready: recall at which the gap begins to grow; goal: recall at the longest gap that is enough."""
+    """Batches and goals. pairs: largest number of facts. gap: smallest and largest distance from facts to questions at first, in tokens;
+    longest: largest distance in the end. ready: recall at which the distance begins to grow; goal: recall at the longest distance that ends training."""
 
     rows: int = 32
     pairs: int = 8
@@ -47,7 +47,7 @@ class Course:
 
 @dataclass
 class Curve:
-    """A training as it went: recall of the answers and loss of the text at every step; the step from which on the gap grew."""
+    """The course of a training: recall of the answers and loss of the text at every step. grew_at: the step at which the distance began to grow."""
 
     recall: list[float] = field(default_factory=list)
     text_loss: list[float] = field(default_factory=list)
@@ -65,12 +65,12 @@ class Curve:
         return sum(last) / max(1, len(last))
 
     def longest(self, course: Course) -> int:
-        """The largest gap of the next batch."""
+        """The largest distance of the next batch."""
         grown = 0 if self.grew_at is None else max(0, self.steps - self.grew_at)
         return min(course.longest, course.gap[1] + grown)
 
 
-Progress = Callable[[float, Curve], object]
+ProgressHook = Callable[[float, Curve], object]
 
 
 def train(
@@ -79,36 +79,84 @@ def train(
     course: Course,
     seconds: float,
     like: Curve | None = None,
-    progress: Progress | None = None,
+    progress: ProgressHook | None = None,
 ) -> Curve:
-    """Train for `seconds` at most. The learning rate begins to fall when recall reaches the goal, or when only the time for falling is left.
+    """Train for at most `seconds`. The learning rate begins to fall when recall reaches the goal, or when only the time for the decay is left.
 
-    like: another model's training. This one then has as many steps on the same batches. `progress` gets the share that is done.
+    like: the curve of another model; this one then trains for as many steps on the same batches. progress: called with the fraction done.
     """
     model.train()
-    rng, curve = np.random.default_rng(course.seed), Curve()
+    training = _Training(model, text, course, seconds, like, progress)
     optimisers = Optimisers(model, OptimConfig(lr=course.lr, weight_decay=0.01))
-    begin = time.perf_counter()
-    steps = None if like is None else like.steps
-    falling = None if steps is None else round(steps * (1 - FINISH))
-    while (steps is None or curve.steps < steps) and curve.seconds < seconds:
-        if like is not None and curve.steps == like.grew_at:
-            curve.grew_at = like.grew_at
-        optimisers.set_factor(_factor(curve.steps, falling, steps))
-        recall, loss = _step(model, optimisers, _batch(text, course, curve, rng), 0.3 if curve.grew_at is None else 1.0)
-        curve.recall.append(recall)
-        curve.text_loss.append(loss)
-        curve.seconds = time.perf_counter() - begin
-        if steps is None:
+    Loop(
+        optimisers,
+        training.batches,
+        training.loss,
+        lr_factor=training.lr_factor,
+        clip=1.0,
+        progress=training.after_step,
+    ).run(training.steps())
+    model.eval()
+    return training.curve
+
+
+class _Training:
+    """The functions that `Loop` calls, and what they share. falling: the step at which the learning rate begins to fall; total: all steps; both None until decided."""
+
+    def __init__(
+        self,
+        model: MnemosForCausalLM,
+        text: np.ndarray,
+        course: Course,
+        seconds: float,
+        like: Curve | None,
+        progress: ProgressHook | None,
+    ):
+        self.model, self.text, self.course, self.seconds = model, text, course, seconds
+        self.like, self.progress = like, progress
+        self.rng, self.curve, self.recall = np.random.default_rng(course.seed), Curve(), math.nan
+        self.total = None if like is None else like.steps
+        self.falling = None if self.total is None else round(self.total * (1 - FINISH))
+        self.begin = time.perf_counter()
+
+    def steps(self) -> Iterator[int]:
+        """Steps until the total is reached or the time is over."""
+        while (self.total is None or self.curve.steps < self.total) and self.curve.seconds < self.seconds:
+            yield self.curve.steps
+
+    def batches(self, step: int) -> list[Lesson]:
+        if self.like is not None and step == self.like.grew_at:
+            self.curve.grew_at = step
+        return [_batch(self.text, self.course, self.curve, self.rng)]
+
+    def lr_factor(self, step: int) -> float:
+        return _factor(step, self.falling, self.total)
+
+    def loss(self, batch: Lesson) -> BatchLoss:
+        """Mean loss of the answers plus that of the text, which is the one reported."""
+        logits = self.model(batch.ids, use_cache=False).logits[:, :-1]  # B T-1 V
+        answers, recall = _of(logits, batch.ids, batch.of_answer)
+        text, _ = _of(logits, batch.ids, batch.of_text)
+        self.recall = recall.item()
+        return BatchLoss(answers + (0.3 if self.curve.grew_at is None else 1.0) * text, text.detach())
+
+    def after_step(self, step: int, outcome: Outcome) -> None:
+        """Record the step, let the gap grow, and decide when the learning rate falls. A skipped step costs time only."""
+        course, curve = self.course, self.curve
+        curve.seconds = time.perf_counter() - self.begin
+        if outcome.verdict != "good":
+            return
+        curve.recall.append(self.recall)
+        curve.text_loss.append(outcome.loss)
+        if self.total is None:
             if curve.grew_at is None and curve.steps >= WINDOW and curve.recent() >= course.ready:
                 curve.grew_at = curve.steps
             curve.reached = curve.longest(course) == course.longest and curve.recent() >= course.goal
-            if curve.reached or curve.seconds > seconds * (1 - FINISH):
-                falling, steps = curve.steps, math.ceil(curve.steps / (1 - FINISH))
-        if progress is not None:
-            progress(max(curve.seconds / seconds, curve.steps / steps if steps else 0.0), curve)
-    model.eval()
-    return curve
+            if curve.reached or curve.seconds > self.seconds * (1 - FINISH):
+                self.falling, self.total = curve.steps, math.ceil(curve.steps / (1 - FINISH))
+        if self.progress is not None:
+            done = curve.steps / self.total if self.total else 0.0
+            self.progress(max(curve.seconds / self.seconds, done), curve)
 
 
 def _batch(text: np.ndarray, course: Course, curve: Curve, rng: np.random.Generator) -> Lesson:
@@ -119,27 +167,15 @@ def _batch(text: np.ndarray, course: Course, curve: Curve, rng: np.random.Genera
 
 
 def _factor(step: int, falling: int | None, steps: int | None) -> float:
-    """The learning rate as a share of its peak: up, flat, then down to a twentieth."""
+    """The learning rate as a fraction of its peak: warm-up, constant, then linear decay to a twentieth."""
     warm = min(1.0, (step + 1) / WARMUP)
     if falling is None or steps is None or step < falling:
         return warm
     return warm * (0.05 + 0.95 * (1 - (step - falling) / max(1, steps - falling)))
 
 
-def _step(model: MnemosForCausalLM, optimisers: Optimisers, batch: Lesson, text_weight: float) -> tuple[float, float]:
-    """One step on the mean loss of the answers plus that of the text: recall of the answers, loss of the text."""
-    logits = model(batch.ids, use_cache=False).logits[:, :-1]  # B T-1 V
-    answers, recall = _of(logits, batch.ids, batch.of_answer)
-    text, _ = _of(logits, batch.ids, batch.of_text)
-    optimisers.zero_grad()
-    (answers + text_weight * text).backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimisers.step()
-    return recall.item(), text.item()
-
-
 def _of(logits: Tensor, ids: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Loss and accuracy at the chosen tokens, each predicted by the one before it."""
+    """Loss and accuracy of the chosen tokens, each predicted from the position before it."""
     kept = chosen[:, 1:]
     predicted, right = logits[kept], ids[:, 1:][kept]
     return F.cross_entropy(predicted, right), (predicted.argmax(-1) == right).float().mean()

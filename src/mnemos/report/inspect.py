@@ -16,7 +16,7 @@ from torch import Tensor
 from ..data.tasks.text import encode
 from ..eval.frozen import frozen_memory, has_memory
 from ..models import MnemosForCausalLM
-from ..train.control import silent_memory
+from ..train.hooks import silent_memory
 from .page import pack, pack_indices, render
 from .texts import token_texts
 from .watching import Layer, watch

@@ -1,4 +1,4 @@
-"""Checkpoints: folders of safetensors and JSON, complete or absent, that a run of any number of processes can go on from.
+"""Checkpoints: folders of safetensors and JSON, complete or absent. A run of any number of processes can resume from them.
 
     checkpoints/step-000500/
       tensors/*.safetensors    weights, optimiser, average: every process its shard (torch.distributed.checkpoint)
@@ -41,7 +41,7 @@ warnings.filterwarnings(
 
 @dataclass
 class Contents:
-    """What goes into a checkpoint besides the tensors. own: this process's part; files: name -> function that writes it."""
+    """Contents of a checkpoint besides the tensors. own: this process's part; files: name -> function that writes the file."""
 
     step: int
     state: dict[str, Any]
@@ -50,7 +50,7 @@ class Contents:
 
 
 class Checkpoints:
-    """The checkpoints of one run. `say` is told, in one sentence, what went wrong."""
+    """The checkpoints of one run. `say` is called with one sentence when something fails."""
 
     def __init__(self, folder: Path, world: World, keep_last: int, asynchronous: bool, say: Callable[[str], None]):
         self.folder, self.world, self.keep_last, self.say = folder, world, keep_last, say
@@ -64,7 +64,7 @@ class Checkpoints:
         world.barrier()
 
     def _clear_away(self) -> None:
-        """What was half-written, half-removed or abandoned goes; what was whole, and only lacked its name, gets it."""
+        """Remove incomplete, half-removed and abandoned checkpoints; rename those that were complete but not yet renamed."""
         self._name_parts()
         for old in old_checkpoints(self.folder):
             target = old.with_name(old.name.removeprefix(".").removesuffix(".old"))
@@ -95,7 +95,7 @@ class Checkpoints:
     def save(
         self, tensors: dict[str, Tensor], contents: Contents, best: float | None = None, wait: bool = False
     ) -> bool:
-        """Write a checkpoint; False, and a sentence, where that fails. best: the validation loss that makes it the best."""
+        """Write a checkpoint; on failure report one sentence and return False. best: its validation loss, if it is the best checkpoint."""
         self.finish()
         target = self.path(contents.step)
         if best is None and self.world.tell(self.best() or {}).get("step") == contents.step:
@@ -133,7 +133,7 @@ class Checkpoints:
         return True
 
     def finish(self) -> bool:
-        """Wait for the checkpoint that is being written; whether it was written."""
+        """Wait for the checkpoint in progress; returns whether it was written."""
         if self._pending is None:
             return True
         _, _, _, thread, outcome = self._pending
@@ -151,7 +151,7 @@ class Checkpoints:
         return self._complete(part, target, step, best)
 
     def _complete(self, part: Path, target: Path, step: int, best: float | None) -> bool:
-        """All parts are there: seal them with a manifest, make them last, give them their name."""
+        """Finish a checkpoint whose parts are complete: write the manifest, sync, rename."""
         if not self.world.first:
             return True
         try:
@@ -181,7 +181,7 @@ class Checkpoints:
                 remove_checkpoint(self.path(step))
 
     def forget_after(self, step: int) -> None:
-        """Drop the checkpoints of a course that was given up, but for the best, which no resume goes on from.
+        """After a rollback to `step`: remove the later checkpoints, except the best, from which no run resumes.
 
         They are named in abandoned.json first: from then on, a kill at any moment leaves a run that resumes from `step` or before.
         """
@@ -214,7 +214,7 @@ class Checkpoints:
         return checkpoint_steps(self.folder)
 
     def live_steps(self) -> list[int]:
-        """Those of them that a run may go on from."""
+        """Those from which a run may resume."""
         return sorted({*self.steps()} - self._abandoned())
 
     def best(self) -> dict[str, Any] | None:
@@ -224,7 +224,7 @@ class Checkpoints:
     def load(
         self, tensors: Callable[[], dict[str, Tensor]], step: int | None = None
     ) -> tuple[Path, dict[str, Any]] | None:
-        """Read the newest checkpoint (of `step` or before) that is whole into live tensors; those that are not are named."""
+        """Load the newest complete checkpoint (of `step` or before) into live tensors; incomplete ones are reported."""
         self.finish()
         steps = [s for s in self.world.tell(self.live_steps()) if step is None or s <= step]
         for candidate in reversed(steps):
@@ -240,7 +240,7 @@ class Checkpoints:
 
 
 def _put_in_place(part: Path, target: Path) -> None:
-    """Give a finished checkpoint its name. One that has it already steps aside first, and comes back if this fails."""
+    """Rename a finished checkpoint to its final name. An existing one is moved aside first, and moved back if this fails."""
     old = target.with_name(f".{target.name}.old")
     had_one = target.is_dir()
     if had_one:
@@ -257,7 +257,7 @@ def _put_in_place(part: Path, target: Path) -> None:
 
 
 def _remove_old(old: Path, target: Path) -> None:
-    """Remove our files of a checkpoint that was replaced; files of others go with its name."""
+    """Remove our files of a checkpoint that was replaced; move other files to the new one."""
     remove_checkpoint(old)
     if old.is_dir() and target.is_dir():
         with contextlib.suppress(OSError):
@@ -268,12 +268,12 @@ def _remove_old(old: Path, target: Path) -> None:
 
 
 def read_tensors_into(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Fill live tensors, spread or whole, from a checkpoint."""
+    """Fill live tensors, sharded or not, from a checkpoint."""
     dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(path / "tensors")))
 
 
 def tensor_shapes(path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape and dtype (as safetensors names it) of every tensor of a checkpoint, whole, however many processes wrote it."""
+    """Full shape and safetensors dtype of every tensor of a checkpoint, for any number of processes that wrote it."""
     from ..models.folder import dtype_name
 
     try:
@@ -301,7 +301,7 @@ def read_best(run: Path) -> dict[str, Any] | None:
 
 
 def problem_of(path: Path) -> str:
-    """What is wrong with a checkpoint's files; "" where nothing is."""
+    """The problem with a checkpoint's files; "" if there is none."""
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         for name, (size, checksum) in manifest.items():

@@ -14,7 +14,7 @@ import yaml
 from ..data import DataConfig
 from ..parsing import parse_yaml
 from ..whole import write_text
-from .typed import build, check_choices, plain, whole
+from .config_io import build, check_choices, plain, whole
 
 LEAST = {  # whole numbers, and the least each may be
     "steps": 1,

@@ -1,4 +1,4 @@
-"""What a user sees of a run: a live panel in a terminal, plain lines everywhere else."""
+"""Progress of a run: a live panel in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Display:
-    """Shows the newest numbers. With `live` False, or without a terminal, a line now and then."""
+    """Shows the newest numbers: a live panel, or a line from time to time if `live` is False or there is no terminal."""
 
     def __init__(self, name: str, total: int, live: bool):
         from rich.console import Console
@@ -35,11 +35,11 @@ class Display:
             self.console.print(self.line(), highlight=False, soft_wrap=True)
 
     def say(self, sentence: str) -> None:
-        """One sentence that stays."""
+        """Print one sentence."""
         self.console.print(sentence, highlight=False, soft_wrap=True, markup=False)
 
     def time_left(self, step: int) -> float:
-        """Seconds, at the pace so far."""
+        """Seconds left at the average speed so far."""
         done = step - self.first_step
         return (time.perf_counter() - self.began) / max(1, done) * (self.total - step)
 
@@ -106,7 +106,7 @@ class Display:
 
 
 class Silent:
-    """The display of every process but the first, and of a Trainer used from Python."""
+    """Shows nothing: for all processes except the first, and for a Trainer used from Python."""
 
     def start(self, step: int) -> None: ...
 

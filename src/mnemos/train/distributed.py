@@ -1,4 +1,4 @@
-"""One process or many: who we are, how the model is spread, and sums over all. Started by torchrun, or by nothing."""
+"""One process or several under torchrun: rank and device, sharding of the model, sums over processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .config import ParallelConfig
 
 @dataclass
 class World:
-    """This process among `size`. `device` is where it computes."""
+    """This process among `size` processes, and its device."""
 
     rank: int
     size: int
@@ -29,7 +29,7 @@ class World:
         return self.rank == 0
 
     def sum(self, values: list[float]) -> list[float]:
-        """The sum over all processes of each number."""
+        """Each number summed over all processes."""
         if self.size == 1:
             return values
         total = torch.tensor(values, dtype=torch.float64)
@@ -44,7 +44,7 @@ class World:
             dist.barrier(group=self._cpu_group())
 
     def tell(self, value):
-        """The first process's value, everywhere."""
+        """The first process's value, in all processes."""
         if self.size == 1:
             return value
         box = [value]
@@ -60,7 +60,7 @@ class World:
 
 
 def open_device(device: str) -> torch.device:
-    """A device by name; one that is not there is one sentence.
+    """A device by name; an unavailable one raises a ValueError of one sentence.
 
     >>> open_device("cpu")
     device(type='cpu')
@@ -82,7 +82,7 @@ def open_device(device: str) -> torch.device:
 
 
 def open_world(device: str = "auto") -> World:
-    """Join the process group that torchrun has prepared; alone where there is none."""
+    """Join the process group of torchrun, or run as a single process."""
     size, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     place = open_device(device)
     if place.type == "cuda":
@@ -97,7 +97,7 @@ def open_world(device: str = "auto") -> World:
 
 
 class Spread:
-    """A model over the processes of a world. `call` is what to run forward, `model` what holds the parameters."""
+    """A model sharded or replicated over processes. `call` runs forward, `model` holds the parameters."""
 
     def __init__(self, model: MnemosForCausalLM, world: World, config: ParallelConfig):
         self.model, self.world = model, world
@@ -126,7 +126,7 @@ class Spread:
         fully_shard(self.model, mesh=mesh)
 
     def syncing(self, last: bool) -> AbstractContextManager:
-        """Gradients are exchanged in a step's last backward pass only."""
+        """Context of a backward pass: gradients are exchanged only in the last one of a step."""
         if self.strategy in ("fsdp", "hybrid"):
             self.model.set_requires_gradient_sync(last)  # ty: ignore[not-callable]
         elif isinstance(self.call, nn.parallel.DistributedDataParallel) and not last:
@@ -134,7 +134,7 @@ class Spread:
         return contextlib.nullcontext()
 
     def settle(self) -> None:
-        """Back to the shards: a forward pass without a backward one leaves some weights gathered."""
+        """Reshard all weights: a forward pass without a backward pass leaves some gathered."""
         if self.strategy in ("fsdp", "hybrid"):
             from torch.distributed.fsdp import FSDPModule
 
@@ -144,10 +144,10 @@ class Spread:
 
     @property
     def gradient_scale(self) -> float:
-        """Gradients are averaged over processes, but a loss that is a share of the global one wants their sum."""
+        """Factor of the loss: gradients are averaged over processes, but each loss is a part of a sum."""
         return float(self.world.size)
 
 
 def full(x: Tensor) -> Tensor:
-    """The whole of a tensor that may be spread."""
+    """The full tensor of one that may be sharded."""
     return x.full_tensor() if hasattr(x, "full_tensor") else x  # ty: ignore[not-callable]

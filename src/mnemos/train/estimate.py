@@ -1,4 +1,4 @@
-"""What a run will need, before it is started: parameters, steps, arithmetic, memory. `mnemos train --dry-run` prints it.
+"""Requirements of a run before it starts: parameters, steps, arithmetic, memory. `mnemos train --dry-run` prints them.
 
 One block of each kind is built in its real width and run forward and backward over a short piece, so shapes are checked and what a backward
 pass keeps is counted, not guessed. Nothing else is allocated.
@@ -24,7 +24,7 @@ BYTES = 4  # weights, gradients, both moments of AdamW and activations are kept 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of one run on `processes` devices. Bytes are per device."""
+    """Requirements of one run on `processes` devices. Bytes are per device."""
 
     config: MnemosConfig
     size: str
@@ -44,7 +44,7 @@ class Estimate:
         return self.weights + self.activations
 
     def rows(self) -> list[tuple[str, str]]:
-        """What is printed."""
+        """The text that `--dry-run` prints."""
         config = self.config
         return [
             ("blocks", ", ".join(f"{config.blocks.count(kind)} × {kind}" for kind in self.blocks)),
@@ -61,13 +61,13 @@ class Estimate:
         ]
 
     def _meant(self) -> str:
-        """A hint where the vocabulary is not the one that the size's counts are of."""
+        """A hint if the vocabulary differs from the one for which the size is named."""
         meant = presets.size(self.size).vocab_size
         return "" if self.config.vocab_size >= meant else f" (the size's {meant:,}: --tokenizer bpe:{meant})"
 
 
 def estimate(config: TrainConfig, processes: int = 1) -> Estimate:
-    """What `config` will need on so many devices.
+    """Requirements of `config` on a number of devices.
 
     >>> from mnemos.train.recipes import recipe
     >>> found = estimate(recipe(TrainConfig(), "quick"))
@@ -80,7 +80,7 @@ def estimate(config: TrainConfig, processes: int = 1) -> Estimate:
     model = presets.config(config.model.preset, config.model.size, **chosen)
     parameters = presets.count(model)
     steps = config.total_steps(parameters)
-    # devices have no kernels for memories: what the torch path keeps is what counts
+    # devices have no kernels for memories: activations of the torch path count
     torch_path = {"memory_backend": "torch"} if model.has_memory else {}
     measured = presets.config(config.model.preset, config.model.size, **chosen | torch_path)
     blocks = {kind: _measure(measured, kind) for kind in dict.fromkeys(model.blocks)}
@@ -106,7 +106,7 @@ def estimate(config: TrainConfig, processes: int = 1) -> Estimate:
 
 
 class _Meta(nn.Module):
-    """A model's parameters without their numbers."""
+    """A model on the meta device."""
 
     def __init__(self, config: MnemosConfig):
         super().__init__()
@@ -117,7 +117,7 @@ class _Meta(nn.Module):
 
 
 def _vocabulary(tokenizer: str) -> int:
-    """Of a tokenizer that need not exist yet; one of a hub is taken to have the papers' 32,000 tokens."""
+    """Vocabulary size of a tokenizer that may not exist yet; one from a hub counts as the papers' 32,000 tokens."""
     name, _, size = tokenizer.partition(":")
     if name == "bpe" and size.isdigit():
         return int(size)

@@ -1,4 +1,4 @@
-"""Small files written whole or not at all, and folders that appear only when they are complete."""
+"""Atomic writes: files and folders that are complete or absent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def write_json(path: str | os.PathLike, value: Any) -> None:
 
 
 def sync_folder(path: str | os.PathLike, files: bool = False) -> None:
-    """Make a folder's entries last; with `files`, also what every file under it holds."""
+    """Sync a folder to disk; with `files`, also the contents of every file under it."""
     if files:
         for file in sorted(Path(path).rglob("*")):
             _sync(file)

@@ -1,6 +1,6 @@
-"""How many tokens a batch predicts, and the loss that polarises gates.
+"""The number of tokens that a batch predicts, and the loss that polarises gates.
 
-Shapes: b rows, T time, H heads of a gate.
+Shapes: b batch rows, T time, H heads of a gate.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ..models.loss import IGNORED
 
 
 def predicted_tokens(batch: dict[str, Tensor]) -> int:
-    """Tokens the model's loss is a sum over: labelled ones, but for the first of each row and of each packed document.
+    """The number of tokens in the model's loss: all labelled tokens except the first of each batch row and of each packed document.
 
     >>> ids = torch.zeros(1, 6, dtype=torch.long)
     >>> predicted_tokens({"labels": ids}), predicted_tokens({"labels": ids, "position_ids": torch.tensor([[0, 1, 2, 0, 1, 2]])})
@@ -25,7 +25,7 @@ def predicted_tokens(batch: dict[str, Tensor]) -> int:
 
 
 def polarisation_loss(gates: list[Tensor]) -> Tensor:
-    """mean(1 - |2g - 1|) over gates in [0, 1]: 1 where all are undecided, 0 where all are open or closed, or where there is none.
+    """mean(1 - |2g - 1|) over gates in [0, 1]: 1 if all are 0.5, 0 if all are 0 or 1, or if there is no gate.
 
     >>> polarisation_loss([torch.tensor([0.5, 1.0]), torch.tensor([0.0, 0.75])]).item()
     0.375

@@ -1,4 +1,4 @@
-"""Which parameter gets which optimiser, learning rate and weight decay."""
+"""Optimisers: parameters divided between AdamW and Muon, with their learning rates and weight decay."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Optimisers:
             optimiser.zero_grad(set_to_none=True)
 
     def allocate(self) -> None:
-        """Make every state tensor, so that a checkpoint can be read into it: a step of size 0 along a gradient of 0."""
+        """Create all state tensors, so that a checkpoint can be loaded into them: a step with learning rate 0 and gradient 0."""
         factors = [[group["lr"] for group in optimiser.param_groups] for optimiser in self.all]
         for p in self.named.values():
             p.grad = torch.zeros_like(p)
@@ -82,7 +82,7 @@ class Optimisers:
                 group["lr"] = lr
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every state tensor by parameter and name, live: what a checkpoint writes and reads into."""
+        """All state tensors by parameter and name, without copies, for checkpoints."""
         found = {}
         for name, p in self.named.items():
             for optimiser in self.all:
@@ -93,8 +93,8 @@ class Optimisers:
 
 
 def parameter_groups(model: nn.Module, config: OptimConfig | None = None) -> list[dict[str, Any]]:
-    """What `torch.optim.AdamW` takes, for loops of your own: weight decay for matrices only, and hidden maps of what memories start from
-    at `config.start_lr` of the learning rate.
+    """Parameter groups for `torch.optim.AdamW` in your own loop: weight decay for matrices only, and `config.start_lr` times the learning
+    rate for the hidden maps of a memory's initial weights W0.
 
     >>> groups = parameter_groups(nn.Linear(4, 4), OptimConfig(lr=1e-3))
     >>> [(group["lr"], group["weight_decay"]) for group in groups]
@@ -105,7 +105,7 @@ def parameter_groups(model: nn.Module, config: OptimConfig | None = None) -> lis
 
 
 def _groups(named: dict[str, nn.Parameter], config: OptimConfig) -> tuple[list[nn.Parameter], list[dict[str, Any]]]:
-    """Matrices for muon, and adamw's groups. A group that is empty is left out."""
+    """Matrices for Muon, and AdamW's groups without empty ones."""
     matrices, decayed, plain = split_parameters(named.items(), config.name == "muon")
     slow = {id(p) for name, p in named.items() if hidden_start(name, named)}
     groups = [
@@ -117,7 +117,7 @@ def _groups(named: dict[str, nn.Parameter], config: OptimConfig) -> tuple[list[n
 
 
 def hidden_start(name: str, names: Container[str]) -> bool:
-    """Whether this parameter is a map of a memory's start that another one follows.
+    """Whether this parameter is a map of a memory's initial weights W0, except the last map.
 
     >>> names = ["memory.W0.0", "memory.W0.1", "memory.qkv.weight"]
     >>> [hidden_start(name, names) for name in names]
@@ -133,7 +133,7 @@ def split_parameters(
     """Parameters for muon, for adamw with weight decay, and for adamw without.
 
     Muon gets the matrices inside the blocks that map a space to a space. Stacks of matrices, single rows, gates, convolutions
-    (a matrix by shape only), embeddings and what memories start from stay with adamw.
+    (a matrix by shape only), embeddings and the initial weights of memories stay with adamw.
 
     >>> names = {"model.layers.0.a.weight": nn.Parameter(torch.ones(8, 8)), "model.norm.weight": nn.Parameter(torch.ones(8))}
     >>> [len(part) for part in split_parameters(names.items(), muon=True)]

@@ -1,4 +1,4 @@
-"""Which files of a folder a run has written, by their names and contents; only those are ever overwritten or removed."""
+"""Recognises the files that a run has written, by name and content; only those are overwritten or removed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FOLDERS = ("checkpoints", "tokenizer")
 
 
 def check_name(name: Any) -> None:
-    """Refuse a run's name that is not one plain path component.
+    """Raise an error if a run's name is not one plain path component.
 
     >>> check_name("atlas-mag-nano")
     >>> check_name("../other")
@@ -43,7 +43,7 @@ def check_name(name: Any) -> None:
 
 
 def check_own(path: Path) -> None:
-    """Refuse a folder that holds files but no run of ours."""
+    """Raise an error if a folder holds files but no run of ours."""
     for name in FOLDERS:
         if (path / name).is_symlink():
             raise ValueError(f"{path / name} is a link: a run's folders must be its own; choose another name")
@@ -57,7 +57,7 @@ def check_own(path: Path) -> None:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder has the config of a run, of this version or an older one, or one of its checkpoints."""
+    """Whether a folder has a run's config, of this version or an older one, or one of its checkpoints."""
     with contextlib.suppress(OSError, ValueError, yaml.YAMLError, RecursionError):
         config = yaml.safe_load((path / "config.yaml").read_text())
         parts = ("model", "data", "optim", "schedule", "checkpoint", "watch")
@@ -74,7 +74,7 @@ def _is_checkpoint(folder: Path) -> bool:
 
 
 def checkpoint_folders(folder: Path) -> list[Path]:
-    """Folders that have the name of a checkpoint, whole or in the making; links are none."""
+    """Folders with the name of a checkpoint, complete or not; symbolic links do not count."""
     try:
         found = [path for path in folder.iterdir() if CHECKPOINT.fullmatch(path.name) or PART.fullmatch(path.name)]
     except OSError:
@@ -83,7 +83,7 @@ def checkpoint_folders(folder: Path) -> list[Path]:
 
 
 def old_checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints that stepped aside for another, which a kill has left."""
+    """Checkpoints that were moved aside for another one and left there by a kill."""
     try:
         return sorted(p for p in folder.iterdir() if OLD.fullmatch(p.name) and p.is_dir() and not p.is_symlink())
     except OSError:
@@ -91,7 +91,7 @@ def old_checkpoints(folder: Path) -> list[Path]:
 
 
 def _holds_files(path: Path) -> bool:
-    """Whether there is anything but empty folders and what a run killed before its first file leaves."""
+    """Whether a folder holds anything except empty folders and the remains of a run killed before its first file."""
     for folder, folders, files in os.walk(path):
         for name in files:
             if Path(folder) != path or (name != ".lock" and part_of(name) != "config.yaml"):
@@ -102,14 +102,14 @@ def _holds_files(path: Path) -> bool:
 
 
 def check_records(path: Path) -> None:
-    """Refuse a folder in which a file has the name of one of our records but other contents."""
+    """Raise an error if a file has the name of one of our records but other content."""
     for name in RECORDS:
         if os.path.lexists(path / name) and not _is_record(path / name):
             raise ValueError(f"{path / name} was not written by mnemos: move it away, or choose another name")
 
 
 def clear_run(path: Path) -> None:
-    """Remove what a run that never completed a checkpoint has left."""
+    """Remove the remains of a run that never completed a checkpoint."""
     for name in RECORDS:
         (path / name).unlink(missing_ok=True)
     for folder in checkpoint_folders(path / "checkpoints"):
@@ -130,7 +130,7 @@ def _is_record(file: Path) -> bool:
 
 
 def remove_checkpoint(folder: Path) -> None:
-    """Remove our files of a checkpoint; files of others stay, and so do the folders they are in.
+    """Remove our files of a checkpoint; other files and their folders stay.
 
     The manifest goes first: whatever a kill leaves of the rest is no checkpoint, and the next start removes it.
     """
@@ -150,6 +150,6 @@ def remove_checkpoint(folder: Path) -> None:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove the files that a killed run was about to give their names."""
+    """Remove the temporary files of a killed run."""
     remove_parts(path, ("config.yaml", *RECORDS))
     remove_parts(path / "tokenizer")

@@ -1,4 +1,4 @@
-"""What the memory does, measured on a model that is being trained: gates, surprise, contribution, a needle in a haystack.
+"""Probes of the memory during training: gates, surprise, contribution, a needle in a haystack.
 
 Everything runs without gradients and leaves the model and its random numbers as they were.
 Shapes: B batch, T time, H heads, C chunk.
@@ -16,13 +16,13 @@ from torch import Tensor
 
 from ..memory import MemoryState, NeuralMemory, read
 from ..models import MnemosForCausalLM
-from .control import GateWatch, memories, silent_memory
+from .hooks import GateWatch, memories, silent_memory
 
 Stats = dict[str, float]
 
 
 def gate_statistics(g: Tensor) -> Stats:
-    """Mean, spread and ends of gates in [0, 1], and how many have made up their minds.
+    """Mean, standard deviation, minimum and maximum of gates in [0, 1], and the fractions near 0, 1 and 0.5.
 
     >>> gate_statistics(torch.tensor([0.0, 0.5, 1.0, 1.0]))["near_1"]
     0.5
@@ -41,7 +41,7 @@ def gate_statistics(g: Tensor) -> Stats:
 
 @torch.no_grad()
 def look_inside(model: MnemosForCausalLM, call, batch: dict[str, Tensor]) -> dict[str, dict[str, Any]]:
-    """One forward pass over a batch, seen from inside, layer by layer.
+    """Statistics of one forward pass over a batch, by layer.
 
     gate: the mix of attention and memory (with "convex" 1 is attention alone, with "additive" 1 is all of the memory).
     lr (as a share of its range), momentum, retain, token: the memory's own gates. surprise_before, surprise_after: the inner
@@ -85,7 +85,7 @@ def _memory_numbers(memory: NeuralMemory, x: Tensor, state: MemoryState | None) 
 
 
 def _surprise(memory: NeuralMemory, state: MemoryState, past: Tensor, chunk: Tensor) -> tuple[float, float]:
-    """Inner loss of a chunk's tokens by the weights at its start, and by those at its end."""
+    """Inner loss of a chunk's tokens with the weights before it, and with those after it."""
     state = memory.write(past, state) if past.shape[1] else state
     _, k, v, _ = memory._project(chunk, state, None, None)
     wide = state.dtype
@@ -98,7 +98,7 @@ def _surprise(memory: NeuralMemory, state: MemoryState, past: Tensor, chunk: Ten
 
 @torch.no_grad()
 def contribution(model: MnemosForCausalLM, call, batches: Iterable[dict[str, Tensor]], world) -> Stats | None:
-    """Perplexity of tokens beyond the attention window, with the memory and without: what it is worth. None without both."""
+    """Perplexity of tokens beyond the attention window, with memory and with memory off. None if no layer has both attention and a memory, or no text is that long."""
     kinds = set(model.config.blocks)
     if not kinds & {"mag", "mal", "mac", "qk"}:
         return None
@@ -127,7 +127,7 @@ def contribution(model: MnemosForCausalLM, call, batches: Iterable[dict[str, Ten
 
 @torch.no_grad()
 def needle(call, tokenizer, haystack: Tensor, length: int, device, samples: int = 4, depths=(0.1, 0.5, 0.9)) -> Stats:
-    """A fact put into a text at some depth, asked for at its end, and scored on the answer alone.
+    """A fact is inserted into a text at some depth and asked for at the end; only the answer is scored.
 
     accuracy: share of the answer's tokens that are the likeliest. exact: share of answers that are right as a whole.
     gain: nats per token by which the right fact makes the answer likelier than a fact about another number does.
@@ -163,7 +163,7 @@ def needle(call, tokenizer, haystack: Tensor, length: int, device, samples: int 
 
 
 def _answers(call, rows: list[list[int]], answers: list[int], device) -> tuple[list[list[bool]], list[float]]:
-    """Which tokens at the end of each row the model ranks first, and their mean log-probability."""
+    """Which of the last tokens of each batch row the model ranks first, and their mean log-probability."""
     longest = max(map(len, rows))
     ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=device)
     mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=device)

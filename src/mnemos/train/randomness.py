@@ -1,4 +1,4 @@
-"""The random numbers of every library: seeded, and as JSON for checkpoints."""
+"""Random generators of Python, numpy and torch: seeding, and state as JSON for checkpoints."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 
 def seed_everything(seed: int) -> None:
-    """Every library's random numbers."""
+    """Seed all random generators."""
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
 def random_state() -> dict[str, Any]:
-    """Every library's random numbers, as JSON."""
+    """State of all random generators, as JSON."""
     version, numbers, gauss = random.getstate()
     state = numpy.random.get_state(legacy=False)
     found: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Named ways to train: changes to `TrainConfig`, nested as in its YAML."""
+"""Recipes: named changes to `TrainConfig`, nested as in its YAML."""
 
 from __future__ import annotations
 

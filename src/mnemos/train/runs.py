@@ -30,7 +30,7 @@ STALE_SECONDS = 3600  # no export takes as long
 
 @dataclass
 class Run:
-    """A run's folder and what its record says."""
+    """A run's folder and its recorded metrics."""
 
     path: Path
     config: TrainConfig
@@ -76,7 +76,7 @@ def open_run(path: str | os.PathLike) -> Run:
 
 
 def list_runs(folder: str | os.PathLike = "runs", on_problem: Callable[[str], None] = lambda why: None) -> list[Run]:
-    """Every run of a folder, the newest last; one that cannot be read is left out, and `on_problem` hears why."""
+    """Every run of a folder, the newest last. Unreadable ones are left out; `on_problem` is called with the reason."""
     found = []
     for path in sorted(Path(folder).glob("*/config.yaml"), key=lambda p: p.stat().st_mtime):
         try:
@@ -87,7 +87,7 @@ def list_runs(folder: str | os.PathLike = "runs", on_problem: Callable[[str], No
 
 
 def new_name(folder: Path, wanted: str) -> str:
-    """`wanted`, or wanted-2, wanted-3, … where that is taken.
+    """`wanted`, or wanted-2, wanted-3, … if that is taken.
 
     >>> new_name(Path("no-such-folder"), "atlas-mag-nano")
     'atlas-mag-nano'
@@ -100,7 +100,7 @@ def new_name(folder: Path, wanted: str) -> str:
 
 
 def check_free(config: TrainConfig) -> None:
-    """Refuse to begin a run where one is, or where other files are."""
+    """Raise an error if the folder of a new run holds a run or other files."""
     if config.name is None:
         return
     check_name(config.name)
@@ -111,7 +111,7 @@ def check_free(config: TrainConfig) -> None:
 
 
 def prepare_folder(config: TrainConfig, world: World, resume: bool, tokenizer) -> tuple[Path, BaseFileLock | None]:
-    """The run's folder, locked, cleared and described by the first process; its name goes into the config."""
+    """The run's folder. The first process locks and clears it and writes its config, with the run's name."""
     lock, problem = None, ""
     if world.first:
         try:
@@ -144,20 +144,20 @@ def prepare_folder(config: TrainConfig, world: World, resume: bool, tokenizer) -
 
 
 def _check_config(path: Path) -> None:
-    """Refuse a config that was edited by hand, with comments for instance: a new run would write over it."""
+    """Raise an error if the config was edited by hand, for instance with comments: a new run would overwrite it."""
     if path.exists() and TrainConfig.load(path).to_yaml() != path.read_text(encoding="utf-8"):
         raise ValueError(f"{path} was edited by hand: train it with --config {path}, or choose another name")
 
 
 def _holds(path: Path, config: TrainConfig) -> bool:
-    """Whether a file has these settings already: it then stays as it is, comments included."""
+    """Whether a file already holds these settings; it is then kept, comments included."""
     with contextlib.suppress(OSError, ValueError):
         return TrainConfig.load(path) == config
     return False
 
 
 def _lock(path: Path) -> BaseFileLock:
-    """A run's folder for this process alone, until the lock is released or the process ends."""
+    """Lock a run's folder for this process, until the lock is released or the process ends."""
     path.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path / ".lock", is_singleton=True)
     try:
@@ -168,7 +168,7 @@ def _lock(path: Path) -> BaseFileLock:
 
 
 def _claim(folder: Path, wanted: str) -> str:
-    """A name of its own, even where two runs ask at once: whoever makes the folder has it."""
+    """A unique name, even if two runs begin at once: creating the folder decides."""
     folder.mkdir(parents=True, exist_ok=True)
     while True:
         name = new_name(folder, wanted)
@@ -178,7 +178,7 @@ def _claim(folder: Path, wanted: str) -> str:
 
 
 def find_checkpoint(run: str | os.PathLike, which: str = "best") -> Path:
-    """The folder of a run's checkpoint: "best" (the last, where none was validated), "last", or a step."""
+    """The folder of a run's checkpoint: "best" (the last one if none was validated), "last", or a step."""
     run = Path(run)
     steps = checkpoint_steps(run / "checkpoints")
     if not steps:
@@ -199,7 +199,7 @@ def find_checkpoint(run: str | os.PathLike, which: str = "best") -> Path:
 
 
 def load_model(run: str | os.PathLike, checkpoint: str = "best", average: bool = False, allow_missing: bool = False):
-    """The model of a run's checkpoint, whole, in evaluation mode, whatever number of processes wrote it.
+    """The model of a run's checkpoint, unsharded, in evaluation mode, for any number of processes that wrote it.
 
     average: the average of the weights, for runs with optim.ema. allow_missing: initialise tensors that the checkpoint lacks as in
     a new model; else a checkpoint that is not complete, finite and of its config is refused.
@@ -274,7 +274,7 @@ def export(
 
 
 def _remove_stale_exports(out: Path) -> None:
-    """What exports to this folder that were killed have left: of our naming, an hour old, and with nothing but files in it."""
+    """Remove the remains of killed exports to this folder: named by us, an hour old, and without subfolders."""
     for part in out.parent.glob(f".{glob.escape(out.name)}.*.part"):
         if part_of(part.name) == out.name and part.is_dir() and not part.is_symlink():
             with contextlib.suppress(OSError):
@@ -285,7 +285,7 @@ def _remove_stale_exports(out: Path) -> None:
 
 
 def model_tensors(model, prefix: str) -> dict[str, torch.Tensor]:
-    """A model's parameters by name, live; and its buffers, which are part of "model" alone."""
+    """A model's parameters by name, without copies; and its buffers if the prefix is "model"."""
     named = {f"{prefix}.{name}": p.detach() for name, p in model.named_parameters()}
     return named | buffers(model) if prefix == "model" else named
 
@@ -296,7 +296,7 @@ def buffers(model) -> dict[str, torch.Tensor]:
 
 
 def plot(runs: list[Run], path: str | os.PathLike) -> None:
-    """Loss over tokens, training (thin) and validation (dots), and the memory's worth, of several runs in one picture."""
+    """Plot of several runs: training loss (thin) and validation loss (dots) over tokens, and the contribution of the memory."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

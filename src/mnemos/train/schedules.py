@@ -1,4 +1,4 @@
-"""What changes over a run, as functions of the step t of T: learning rate, λ of the polarisation loss, the memory's chunk."""
+"""Schedules, as functions of the step t of T: learning rate, λ of the polarisation loss, chunk size of the memory."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from .config import LossConfig, ScheduleConfig
 
 
 def warmup_steps(config: ScheduleConfig, total: int) -> int:
-    """`warmup` as steps: a share of all steps where it is below 1."""
+    """`warmup` in steps; below 1 it is a fraction of all steps."""
     return min(total, round(config.warmup * total if config.warmup < 1 else config.warmup))
 
 
 def lr_factor(config: ScheduleConfig, step: int, total: int) -> float:
-    """Learning rate of step 0, 1, … total-1, as a share of the peak.
+    """Learning rate of step 0, 1, … total-1, as a fraction of the peak.
 
     >>> [round(lr_factor(ScheduleConfig("cosine", warmup=2), t, 10), 2) for t in (0, 1, 2, 9)]
     [0.5, 1.0, 1.0, 0.13]
@@ -32,7 +32,7 @@ def lr_factor(config: ScheduleConfig, step: int, total: int) -> float:
 
 
 def polarisation(config: LossConfig, step: int, total: int) -> float:
-    """λ(t): nothing in the warm-up, λ0 for a share of the steps, then geometrically down to λ1 at the end.
+    """λ(t): 0 in the warm-up, λ0 for a fraction of the steps, then geometric decay to λ1 at the end.
 
     >>> config = LossConfig(polarisation=10, polarisation_end=0.1)
     >>> [round(polarisation(config, t, 10000), 3) for t in (0, 999, 5500, 10000)]
@@ -48,7 +48,7 @@ def polarisation(config: LossConfig, step: int, total: int) -> float:
 
 
 def chunk_size(config: ScheduleConfig, step: int, total: int) -> int | None:
-    """The memory's chunk at this step; None: as the model has it.
+    """Chunk size of the memory at this step; None keeps the model's own.
 
     >>> config = ScheduleConfig(finish_chunk=8, finish_share=0.1)
     >>> [chunk_size(config, t, 100) for t in (0, 89, 90, 99)]

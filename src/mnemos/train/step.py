@@ -1,4 +1,4 @@
-"""One optimiser step: forward, backward, the norm of the gradient. The same numbers for any number of processes or pieces."""
+"""The trainer's side of a step: batches from the data, the loss over all processes, validation. Results do not depend on the number of processes or of accumulated batches."""
 
 from __future__ import annotations
 
@@ -8,91 +8,91 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .carry import Carried
+from ..memory.validation import NotFiniteError
 from .config import TrainConfig
-from .control import GateWatch
-from .distributed import Spread, full
-from .guard import TrainingFailed, not_finite
+from .distributed import Spread
+from .divergence import TrainingFailed
+from .hooks import GateWatch
+from .loop import BatchLoss, Outcome
 from .losses import polarisation_loss, predicted_tokens
+from .tbptt import CarriedState
 
 
 @dataclass
 class StepResult:
-    """loss: mean over the step's predicted tokens, of all processes. tokens: read by all. waited: seconds for data."""
+    """One step over all processes. loss: mean over the predicted tokens. tokens: read. waited: seconds for data. stop: a process wants to stop."""
 
-    loss: float
-    polarisation: float
-    grad_norm: float
-    tokens: int
-    waited: float
-    stop: bool
+    loss: float = math.nan
+    polarisation: float = 0.0
+    grad_norm: float = math.nan
+    tokens: int = 0
+    waited: float = 0.0
+    stop: bool = False
 
 
 class Stepper:
-    """Runs forward and backward passes of one step over `accumulate` batches."""
+    """Batches and losses of the trainer's steps; `result` is the step that runs now, or the last one."""
 
-    def __init__(self, spread: Spread, config: TrainConfig, batches: Iterator[dict[str, Tensor]], carried: Carried):
+    def __init__(
+        self, spread: Spread, config: TrainConfig, batches: Iterator[dict[str, Tensor]], carried: CarriedState
+    ):
         self.spread, self.config, self.batches, self.carried = spread, config, batches, carried
         self.device = spread.world.device
         self.watch = GateWatch(spread.model) if config.loss.polarisation else None
+        self.result = StepResult()
+        self._items, self._strength = 0.0, 0.0
+        self._polarisation: Tensor | float = 0.0
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.dtype == "bfloat16")
 
-    def run(self, parameters: list[nn.Parameter], polarisation: float, stop: bool) -> StepResult:
-        """Leaves gradients, clipped. `stop` is whether this process wants to stop; the result says whether any does."""
-        world, accumulate = self.spread.world, self.config.accumulate
+    def begin(self, polarisation: float, stop: bool) -> list[dict[str, Tensor]]:
+        """The batches of the next step; none if they predict no token. stop: this process wants to stop."""
         began = time.perf_counter()
-        batches = [self.to_device(next(self.batches)) for _ in range(accumulate)]
+        batches = [self.to_device(next(self.batches)) for _ in range(self.config.accumulate)]
         waited = time.perf_counter() - began
-        items, rows, any_stop = world.sum(
+        items, rows, any_stop = self.spread.world.sum(
             [
                 float(sum(predicted_tokens(batch) for batch in batches)),
                 float(sum(batch["input_ids"].numel() for batch in batches)),
                 float(stop),
             ]
         )
-        if not items:
-            return StepResult(math.nan, 0.0, math.nan, int(rows), waited, any_stop > 0)
-        try:
-            total, polar = self._passes(batches, items, polarisation)
-        except ValueError as error:
-            if not not_finite(error):
-                raise
-            if (
-                world.size > 1
-            ):  # the others wait for us inside an exchange: there is no way back but the last checkpoint
-                raise TrainingFailed(
-                    f"process {world.rank}: {error}; go on from the last checkpoint with --resume"
-                ) from None
-            return StepResult(math.nan, 0.0, math.nan, int(rows), waited, any_stop > 0)
-        clip = self.config.optim.clip or math.inf
-        norm = full(torch.nn.utils.clip_grad_norm_(parameters, clip))
-        loss_sum, polar_sum = world.sum([float(total), float(polar)])
-        return StepResult(loss_sum, polar_sum / world.size, float(norm), int(rows), waited, any_stop > 0)
+        self._items, self._strength, self._polarisation = items, polarisation, 0.0
+        self.result = StepResult(tokens=int(rows), waited=waited, stop=any_stop > 0)
+        return batches if items else []
 
-    def _passes(
-        self, batches: list[dict[str, Tensor]], items: float, polarisation: float
-    ) -> tuple[Tensor | float, Tensor | float]:
-        """Forward and backward of every batch: this process's share of the loss, and how undecided its gates are."""
-        accumulate = len(batches)
-        total: Tensor | float = 0.0
-        polar: Tensor | float = 0.0
-        for i, batch in enumerate(batches):
-            with self.spread.syncing(last=i == accumulate - 1):
-                loss = self.forward(batch, items, self.carried if self.config.data.carry_state else None)
-                total = total + loss.detach()
-                objective = loss * self.spread.gradient_scale
-                if self.watch is not None and polarisation and self.watch.values:
-                    undecided = polarisation_loss(list(self.watch.values.values())) / accumulate
-                    polar = polar + undecided.detach()
-                    objective = objective + polarisation * undecided
-                objective.backward()
-        return total, polar
+    def loss(self, batch: dict[str, Tensor]) -> BatchLoss:
+        """This batch's share of the mean over the step's tokens; the objective adds the polarisation of the gates."""
+        loss = self.forward(batch, self._items, self.carried if self.config.data.carry_state else None)
+        objective = loss * self.spread.gradient_scale
+        if self.watch is not None and self._strength and self.watch.values:
+            undecided = polarisation_loss(list(self.watch.values.values())) / self.config.accumulate
+            self._polarisation = self._polarisation + undecided.detach()
+            objective = objective + self._strength * undecided
+        return BatchLoss(objective, loss.detach())
 
-    def forward(self, batch: dict[str, Tensor], items: float, carried: Carried | None) -> Tensor:
+    def not_finite(self, error: NotFiniteError) -> None:
+        """Skip the step; with several processes the others wait in an exchange, so only the last checkpoint helps."""
+        world = self.spread.world
+        if world.size > 1:
+            raise TrainingFailed(
+                f"process {world.rank}: {error}; go on from the last checkpoint with --resume"
+            ) from None
+        self._polarisation = 0.0
+
+    def end(self, outcome: Outcome) -> StepResult:
+        """The step's result, summed over all processes."""
+        world = self.spread.world
+        if self._items:
+            loss, polarisation = world.sum([outcome.loss, float(self._polarisation)])
+            self.result.loss, self.result.polarisation = loss, polarisation / world.size
+            self.result.grad_norm = outcome.grad_norm
+        return self.result
+
+    def forward(self, batch: dict[str, Tensor], items: float, carried: CarriedState | None) -> Tensor:
         """This batch's share of the mean over `items` tokens."""
         if self.watch is not None:
             self.watch.clear()
@@ -114,8 +114,8 @@ class Stepper:
 
     @torch.no_grad()
     def evaluate(self, batches) -> tuple[float, int]:
-        """Mean loss over all processes' batches, and how many tokens it is over. Carries memory as training does."""
-        carried = Carried() if self.config.data.carry_state else None
+        """Mean loss over all processes' batches, and the number of its tokens. Carries memory as training does."""
+        carried = CarriedState() if self.config.data.carry_state else None
         total, count = 0.0, 0.0
         for raw in batches:
             batch = self.to_device(raw)

@@ -1,4 +1,4 @@
-"""`Trainer`: one run from start to end, or from wherever it was stopped."""
+"""`Trainer`: one run from its first step to its last, or resumed from a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,32 +8,35 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from ..models import MnemosConfig, MnemosForCausalLM, presets
-from .carry import Carried
 from .checkpoints import Checkpoints
 from .config import TrainConfig
-from .control import MemoryDropout, compile_blocks, gates, set_chunk_size
 from .display import Display, Silent
 from .distributed import Spread, World, open_world
-from .guard import TrainingFailed
-from .keeper import Keeper, Progress
+from .divergence import TrainingFailed
+from .hooks import MemoryDropout, compile_blocks, gates, set_chunk_size
+from .loop import Loop, Outcome, Verdict
 from .optimisers import Optimisers
 from .randomness import seed_everything
+from .run_state import RunProgress, RunState
 from .runs import check_free, prepare_folder
 from .schedules import chunk_size, lr_factor, polarisation
 from .step import Stepper, StepResult
+from .tbptt import CarriedState
 from .telemetry import Metrics, Speed, cut_after, flops_per_token, open_tracker, read_lines, read_metrics
-from .watcher import Watcher, perplexity
+from .validation import Validator, perplexity
 
 
 @dataclass
 class Result:
-    """How a run ended. stopped: by a signal, before its last step. saved: whether its last checkpoint was written."""
+    """The end of a run. stopped: by a signal, before the last step. saved: whether the last checkpoint was written."""
 
     path: Path
     step: int
@@ -44,10 +47,10 @@ class Result:
 
 
 class Trainer:
-    """Trains the model of a config; `runs/<name>/` holds everything that comes of it.
+    """Trains the model of a config and writes everything to `runs/<name>/`.
 
-    data: what `mnemos.data.open_data` returns, or anything with its train, validation, tokenizer and vocab_size.
-    resume: go on from the newest whole checkpoint of the run `config.name`. display: show progress.
+    data: the result of `mnemos.data.open_data`, or an object with the same train, validation, tokenizer and vocab_size.
+    resume: continue from the newest complete checkpoint of the run `config.name`. display: show progress.
 
     >>> import tempfile
     >>> from mnemos.train import TrainConfig, Trainer, recipe
@@ -70,7 +73,7 @@ class Trainer:
             )
         if not resume:
             check_free(config)
-        # what is wrong with the model is said before hours of reading
+        # a wrong model config raises before hours of reading data
         presets.config(config.model.preset, config.model.size, **config.model.overrides())
         if data is None:
             from ..data import open_data
@@ -84,23 +87,33 @@ class Trainer:
         self.path, self._lock = prepare_folder(config, self.world, resume, data.tokenizer)
         self.speed = Speed(self.world.device, flops_per_token(self.model, config.data.seq_len), config.dtype)
         self._prepare_model()
-        self.progress, carried = Progress(), Carried()
+        self.progress, carried = RunProgress(), CarriedState()
         self.optimisers = Optimisers(self.model, config.optim)
-        self.parameters = list(self.optimisers.named.values())
         self.stepper = Stepper(self.spread, config, iter(data.train), carried)
-        self.watcher = Watcher(config, data, self.spread, self.stepper)
+        self.loop = Loop(
+            self.optimisers,
+            self._batches,
+            self.stepper.loss,
+            self._lr_factor,
+            config.optim.clip,
+            self._judge,
+            self._after_step,
+            self.spread.syncing,
+            self.stepper.not_finite,
+        )
+        self.validator = Validator(config, data, self.spread, self.stepper)
         live = config.watch.display
         self.display = Display(self.path.name, self.total, live) if display and self.world.first else Silent()
         settings = config.checkpoint
         self.checkpoints = Checkpoints(
             self.path / "checkpoints", self.world, settings.keep_last, settings.asynchronous, self.say
         )
-        self.keeper = Keeper(config, self.world, self.model, self.optimisers, data, carried, self.checkpoints)
+        self.run_state = RunState(config, self.world, self.model, self.optimisers, data, carried, self.checkpoints)
         self.metrics: Metrics | None = None
         self._unwritten: list[str] = []
         self._stop: str | None = None
         self._recorded: set[str] = set()
-        seed_everything(config.seed + self.world.rank)  # weights are alike everywhere, what is dropped is not
+        seed_everything(config.seed + self.world.rank)  # processes share the initial weights, not the dropout masks
 
     def _model_config(self) -> MnemosConfig:
         model, data = self.config.model, self.data
@@ -125,19 +138,12 @@ class Trainer:
     def train(self) -> Result:
         """Run to the last step, or until SIGTERM or Ctrl-C, which save first."""
         began, first = time.perf_counter(), self._begin()
-        result: StepResult | None = None
         try:
             if first is None:
                 return Result(self.path, self.progress.step, math.nan, self.progress.val_loss, False, True)
             with self._signals():
-                while self.progress.step < self.total:
-                    result = self._one_step()
-                    if first == self.progress.step - 1:
-                        self._log("event", message="first step", seconds=time.perf_counter() - began)
-                        first = -1
-                    if result.stop:
-                        break
-                return self._end(result)
+                self.loop.run(self._steps(first, began))
+                return self._end(self.stepper.result)
         finally:
             self.checkpoints.finish()
             self.display.close()
@@ -147,8 +153,8 @@ class Trainer:
                 self._lock.release()
 
     def _begin(self) -> int | None:
-        """The step to start from; None where nothing is left to do."""
-        found = self.keeper.restore(self.progress) if self.resume else None
+        """Restore or begin a run. Returns the first step, or None if the run is finished."""
+        found = self.run_state.restore(self.progress) if self.resume else None
         step = self.progress.step
         if self.resume and self.world.first:
             cut_after(self.path / "samples.jsonl", step)
@@ -172,7 +178,7 @@ class Trainer:
         return step
 
     def _records_of_the_end(self) -> set[str]:
-        """What follows the last step and is in the record already, or not asked for; nothing before the last step."""
+        """The records that follow the last step ("validate", "sample") and exist already or are not wanted; empty before the last step."""
         step, watch, found = self.progress.step, self.config.watch, set()
         if step < self.total:
             return found
@@ -184,36 +190,50 @@ class Trainer:
             found.add("sample")
         return found
 
-    def _one_step(self) -> StepResult:
-        config, progress, step = self.config, self.progress, self.progress.step
+    # ---- one step, as `Loop` calls it
+
+    def _steps(self, first: int, began: float) -> Iterator[int]:
+        """Step numbers up to the last one, or until a process wants to stop. A rollback repeats some."""
+        while self.progress.step < self.total:
+            yield self.progress.step
+            if first == self.progress.step - 1:
+                self._log("event", message="first step", seconds=time.perf_counter() - began)
+                first = -1
+            if self.stepper.result.stop:
+                return
+
+    def _batches(self, step: int) -> list[dict[str, Tensor]]:
         self._set_chunk(step)
-        self.optimisers.set_factor(lr_factor(config.schedule, step, self.total) * progress.guard.lr_factor)
-        strength = polarisation(config.loss, step, self.total)
-        result = self.stepper.run(self.parameters, strength, self._stop is not None)
+        return self.stepper.begin(polarisation(self.config.loss, step, self.total), self._stop is not None)
+
+    def _lr_factor(self, step: int) -> float:
+        return lr_factor(self.config.schedule, step, self.total) * self.progress.guard.lr_factor
+
+    def _judge(self, outcome: Outcome) -> Verdict:
+        result, guard = self.stepper.end(outcome), self.progress.guard
+        return guard.see(result.loss if math.isfinite(result.grad_norm) else math.nan, self.config.checkpoint)
+
+    def _after_step(self, step: int, outcome: Outcome) -> None:
+        config, progress, result = self.config, self.progress, self.stepper.result
         self.speed.tokens += result.tokens
         self.speed.waited += result.waited
         progress.tokens += result.tokens
-        finite = math.isfinite(result.grad_norm)
-        verdict = progress.guard.see(result.loss if finite else math.nan, config.checkpoint)
-        if verdict == "good":
-            self.optimisers.step()
-            self.keeper.update_average()
-        self.optimisers.zero_grad()
-        if verdict == "back":
+        if outcome.verdict == "good":
+            self.run_state.update_average()
+        elif outcome.verdict == "back":
             self._go_back()
-            return result
-        if verdict == "skip":
+            return
+        else:
             self.stepper.carried.drop()
             bad = progress.guard.bad_steps
             self.say(f"step {step}: the loss or its gradient is not finite; the step is skipped ({bad} so far)")
         progress.step += 1
         if self._due(config.watch.log_every) or progress.step == self.total:
-            self._log_step(result, strength)
+            self._log_step(result, polarisation(config.loss, step, self.total))
         self._look_around()
         due = self._due(config.checkpoint.every) or progress.new_best
         if due and progress.guard.healthy and progress.step < self.total:
-            self.keeper.save(progress)
-        return result
+            self.run_state.save(progress)
 
     def _set_chunk(self, step: int) -> None:
         size, config = chunk_size(self.config.schedule, step, self.total), self.model.config
@@ -233,30 +253,29 @@ class Trainer:
             raise TrainingFailed(
                 f"{why} at step {failed_at}, after {guard.rollbacks} rollbacks; checkpoints are kept: {advice}"
             )
-        path = self.keeper.go_back(progress)
+        path = self.run_state.go_back(progress)
         if path is None:
             raise TrainingFailed(f"{why} at step {failed_at}, and there is no checkpoint to go back to: {advice}")
         self.say(f"step {failed_at}: {why}; back to {path}, learning rate times {guard.lr_factor:.2f} from here")
 
-    def _end(self, result: StepResult | None) -> Result:
+    def _end(self, result: StepResult) -> Result:
         progress, stopped = self.progress, self.progress.step < self.total
         every, validated = self.config.watch.validate_every, "validate" in self._recorded
         if not stopped and every and not self._due(every) and not validated:
             self.validate()
-        saved = validated or self.keeper.save(progress, wait=True)
+        saved = validated or self.run_state.save(progress, wait=True)
         if stopped:
             then = f"the checkpoint is written; go on with: mnemos train --resume {self.path}"
             who = self._stop or "another process"
             self.say(f"{who} stopped the run at step {progress.step}; {then if saved else 'no checkpoint was written'}")
         elif "sample" not in self._recorded:
             self.sample()
-        loss = result.loss if result is not None else math.nan
-        return Result(self.path, progress.step, loss, progress.val_loss, stopped, saved)
+        return Result(self.path, progress.step, result.loss, progress.val_loss, stopped, saved)
 
-    # ---- what is seen of it
+    # ---- records and display
 
     def say(self, sentence: str) -> None:
-        """One sentence for the user, and for the record."""
+        """Show a sentence to the user and record it as an event."""
         self.display.say(sentence)
         self._unwritten.append(sentence)
         while self.metrics is not None and self._unwritten:
@@ -312,7 +331,7 @@ class Trainer:
         if self._due(watch.validate_every):
             self.validate()
         if self._due(watch.probe_every):
-            found = self.watcher.probe()
+            found = self.validator.probe()
             if found is not None:
                 self._log("probe", **found)
                 self.display.update(self.progress.step, {"needle": found["accuracy"]})
@@ -321,8 +340,8 @@ class Trainer:
         self.speed.paused += time.perf_counter() - began
 
     def validate(self) -> float | None:
-        """Loss on the held-out text; None without any. The record has the rest of what `Watcher.validate` sees."""
-        progress, found = self.progress, self.watcher.validate(self.keeper.average)
+        """Loss on the held-out text; None without any. Records all of `Validator.validate`."""
+        progress, found = self.progress, self.validator.validate(self.run_state.average)
         if found is None:
             return None
         loss, smoothed = found["val_loss"], progress.guard.smoothed
@@ -340,10 +359,10 @@ class Trainer:
         return loss
 
     def sample(self) -> None:
-        """A sample into samples.jsonl and onto the display."""
+        """Write a sample to samples.jsonl and show it."""
         if not self.config.watch.sample_tokens:
             return
-        text, step = self.watcher.sample(), self.progress.step
+        text, step = self.validator.sample(), self.progress.step
         self.display.say(f"sample at step {step}: {text!r}")
         try:
             if self.world.first:
@@ -354,7 +373,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _signals(self) -> Generator[None]:
-        """SIGTERM and Ctrl-C ask for a stop after this step; a second one does not ask."""
+        """SIGTERM and Ctrl-C stop the run after the current step; a second signal acts at once."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

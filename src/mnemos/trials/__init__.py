@@ -1,6 +1,6 @@
-"""Short trainings, many of them: one loop that trains a small model, and a pool of processes that keeps what is finished.
+"""Many short trainings: `train` trains one small model, `run_all` runs many in a pool of processes.
 
-`ablate` and `reproduce` are made of these.
+Used by `mnemos ablate` and by the experiments of the repository.
 """
 
 from .pool import run_all

@@ -1,4 +1,4 @@
-"""Means over seeds, and how far the truth may be from them."""
+"""Means over seeds, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 def student_t(level: float, freedom: int) -> float:
-    """How many standard errors either side of a mean hold the truth with probability `level`: the quantile of Student's t.
+    """Half the width of a two-sided confidence interval of a mean, in standard errors: the quantile of Student's t.
 
     With t = √ν tan θ the density becomes a power of cos θ, whose integral Simpson's rule gives to ten digits.
 
@@ -31,7 +31,7 @@ def _power_of_cosine(power: int, end: float, pieces: int = 400) -> float:
 
 
 def interval(values: list[float], level: float = 0.95) -> tuple[float, float | None]:
-    """Mean, and half the width of its confidence interval; None for a single value, which has none.
+    """Mean, and half the width of its confidence interval; None for a single value.
 
     >>> mean, half = interval([1.0, 2.0, 3.0])
     >>> mean, round(half, 3)

@@ -1,6 +1,6 @@
-"""Independent pieces of work in parallel processes, each result handed over as it comes.
+"""Independent pieces of work in parallel processes; each result is yielded as soon as it is ready.
 
-Plain processes, not multiprocessing: those would look for modules in the working folder first, and import the user's script again.
+Plain processes, not multiprocessing: that would search the working folder for modules first, and import the user's script again.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ..interpreter import command
 def run_all(
     work: Callable[..., dict[str, Any]], pieces: Sequence[tuple], workers: int | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Call work(*piece) for every piece; yield its index and its result, in the order in which they are done.
+    """Call work(*piece) for every piece; yield index and result in order of completion.
 
-    work: a function of a module that can be imported. A piece that raises has {"error": what it said} as its result; the others go on.
-    workers: processes, one per core by default; each has its share of the cores as threads, or what OMP_NUM_THREADS allows.
+    work: a function of a module that can be imported. A piece that raises has {"error": message} as its result; the others continue.
+    workers: number of processes, one per core by default; each uses an equal share of the cores as threads, at most OMP_NUM_THREADS.
     """
     if not pieces:
         return
@@ -62,7 +62,7 @@ def _worker(threads: int) -> Generator[subprocess.Popen]:
 
 
 def _feed(process: subprocess.Popen, waiting: queue.SimpleQueue, done: queue.SimpleQueue) -> None:
-    """Give a process one piece after another; its results, or None for the piece at which it ended."""
+    """Send one piece after another to a process and collect its results; None for the piece at which the process ended."""
     assert process.stdin and process.stdout
     while True:
         try:
@@ -83,10 +83,10 @@ def _send(pipe, value: Any) -> None:
 
 
 def main() -> None:
-    """Serve pieces from stdin until it closes, which it does when the process that started this one ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started us
+    """Serve pieces from stdin until it closes, which happens when the parent process ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print is no result
+    os.dup2(2, 1)  # output of libraries goes to stderr: stdout carries results
     pieces: queue.SimpleQueue = queue.SimpleQueue()
     threads = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_receive, args=(pieces,), daemon=True).start()

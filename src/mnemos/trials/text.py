@@ -1,4 +1,4 @@
-"""Bytes of a corpus for trials: what is learned, what is held out, and how well it is predicted. B rows, T tokens."""
+"""Bytes of a corpus for trials: a training part, a held-out part, and bits per byte. B batch rows, T tokens."""
 
 from __future__ import annotations
 
@@ -15,33 +15,31 @@ from ..data.embedded import documents
 
 TEST_SEED = 2**31  # no training batch has it
 CHARACTERS = 2**21
-PLACES = (Path("../shared/data"), Path("data"))  # where a corpus that is a file is looked for
 
 
 @cache
-def corpus(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes to learn, and the last twentieth, held out: of the embedded text, or of a file in one of `PLACES`."""
-    if name == "embedded":
+def corpus(source: str) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes to train on, and the last twentieth, held out. source: "embedded", or the path of a file."""
+    if source == "embedded":
         data = "".join(documents(CHARACTERS)).encode()
     else:
-        found = [place / name for place in PLACES if (place / name).is_file()]
-        if not found:
-            raise ValueError(f"the corpus {name} is in none of {', '.join(map(str, PLACES))}: put it there")
-        data = found[0].read_bytes()
+        if not Path(source).is_file():
+            raise ValueError(f"the corpus {source} is not there; give its folder by --text")
+        data = Path(source).read_bytes()
     whole = np.frombuffer(data, np.uint8).astype(np.int64)
     border = len(whole) * 19 // 20
     return whole[:border], whole[border:]
 
 
 def rows(text: np.ndarray, count: int, length: int, seed: int) -> Tensor:
-    """Pieces from random places: (count, length)."""
+    """Excerpts from random positions: (count, length)."""
     starts = np.random.default_rng(seed).integers(len(text) - length, size=count)
     return torch.from_numpy(np.stack([text[i : i + length] for i in starts]))
 
 
 @torch.no_grad()
 def bits(model: Any, ids: Tensor, skip: int = 1) -> float:
-    """Mean bits of the tokens from position `skip` on."""
+    """Mean bits per token from position `skip` on."""
     labels = ids.clone()
     labels[:, :skip] = -100
     batches = zip(ids.split(16), labels.split(16))

@@ -1,4 +1,4 @@
-"""The loop that trains a small model for a trial: AdamW, a warm-up, a cosine, clipped gradients, nothing written anywhere."""
+"""Trains a small model for a trial: AdamW, warm-up, cosine schedule, clipped gradients. Writes no files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..train.config import OptimConfig, ScheduleConfig
-from ..train.guard import not_finite
+from ..train.loop import BatchLoss, Loop, Outcome
 from ..train.optimisers import Optimisers
 from ..train.schedules import lr_factor
 
@@ -20,7 +20,7 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Course:
-    """steps: of the optimiser. lr: its peak. batch(step): ids and labels (B, T), as transformers' models take them. start_lr: see `OptimConfig`."""
+    """A training. steps: number of optimiser steps. lr: peak learning rate. batch(step): ids and labels (B, T) for a transformers model. start_lr: see `OptimConfig`."""
 
     steps: int
     lr: float
@@ -30,7 +30,7 @@ class Course:
 
 
 def train(model: nn.Module, course: Course) -> dict[str, Any]:
-    """Train in place; the last loss, steps whose loss or gradient was not finite (they are skipped), and the seconds.
+    """Train in place. Returns the last loss, the number of steps without a finite loss or gradient (these are skipped), and the seconds.
 
     >>> from mnemos.models import MnemosForCausalLM, presets
     >>> model = MnemosForCausalLM(presets.config("swa", hidden_size=16, num_hidden_layers=1, vocab_size=16))
@@ -41,29 +41,28 @@ def train(model: nn.Module, course: Course) -> dict[str, Any]:
     """
     model.train()
     optimisers = Optimisers(model, OptimConfig(lr=course.lr, start_lr=course.start_lr))
-    begin, cpu, bad, loss = time.perf_counter(), time.process_time(), 0, math.nan
-    for step in range(course.steps):
-        ids, labels = course.batch(step)
-        optimisers.set_factor(lr_factor(ScheduleConfig(), step, course.steps))
-        try:
-            found = model(ids, labels=labels).loss
-        except ValueError as error:
-            if not not_finite(error):
-                raise
-            bad += 1
-            continue
-        optimisers.zero_grad()
-        found.backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), course.clip)
-        if not (found.isfinite() and norm.isfinite()):
-            bad += 1
-            continue
-        optimisers.step()
-        loss = found.item()
+    begin, cpu, losses = time.perf_counter(), time.process_time(), []
+
+    def loss(batch: Batch) -> BatchLoss:
+        found = model(batch[0], labels=batch[1]).loss
+        return BatchLoss(found, found.detach())
+
+    def note(step: int, outcome: Outcome) -> None:
+        if outcome.verdict == "good":
+            losses.append(outcome.loss)
+
+    Loop(
+        optimisers,
+        lambda step: [course.batch(step)],
+        loss,
+        lambda step: lr_factor(ScheduleConfig(), step, course.steps),
+        course.clip,
+        progress=note,
+    ).run(range(course.steps))
     model.eval()
     return {
-        "train_loss": loss,
-        "bad_steps": bad,
+        "train_loss": losses[-1] if losses else math.nan,
+        "bad_steps": course.steps - len(losses),
         "parameters": sum(p.numel() for p in model.parameters()),
         "seconds": time.perf_counter() - begin,
         "cpu_seconds": time.process_time() - cpu,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mnemos.reproduce import pivot, verdicts
-from mnemos.reproduce.plots import dots, draw, points
-from mnemos.reproduce.tables import tuned
-from mnemos.reproduce.verdicts import FAILS, HOLDS, NOISE, OPEN
+from driver import pivot, verdicts
+from driver.plots import dots, draw, points
+from driver.tables import tuned
+from driver.verdicts import FAILS, HOLDS, NOISE, OPEN
 
 ROWS = [
     {"model": model, "lr": lr, "seed": seed, "x": x}

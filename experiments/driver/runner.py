@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from ..eval.files import finite
-from ..trials import run_all
+from mnemos.eval.files import finite
+from mnemos.trials import run_all
+
 from .experiment import Cell, Experiment
 from .kinds import run_cell
 
@@ -29,13 +30,14 @@ def run(
     quick: bool = False,
     workers: int | None = None,
     report: Report | None = None,
+    text_folder: Path = Path("data"),
 ) -> list[dict[str, Any]]:
     """The rows of every cell, in the config's order. `report` is called with each new row. Rows of cells that the config no longer asks
-    for are dropped."""
+    for are dropped. text_folder: where corpora that are files are."""
     wanted = {experiment.digest(cell, quick): cell for cell in experiment.cells(quick)}
     rows = {row["digest"]: row for row in experiment.results(path) if row["digest"] in wanted and "error" not in row}
     todo = [(digest, cell) for digest, cell in wanted.items() if digest not in rows]
-    pieces = [(experiment.whole(cell, quick),) for _, cell in todo]
+    pieces = [(experiment.whole(cell, quick), text_folder) for _, cell in todo]
     for index, result in run_all(run_cell, pieces, workers):
         digest, cell = todo[index]
         rows[digest] = finite({**cell, **result, "digest": digest})

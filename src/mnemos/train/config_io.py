@@ -1,4 +1,4 @@
-"""Dataclasses from nested dictionaries and back: what is unknown or of another type is refused in one sentence."""
+"""Dataclasses from nested dictionaries and back. Unknown fields and wrong types raise a ValueError of one sentence."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import types
 import typing
 from typing import Any
 
-SHORT = reprlib.Repr()  # never walks a value whole: YAML aliases make a value of some lines as large as they like
+SHORT = reprlib.Repr()  # never visits all of a value: YAML aliases make a few lines expand without limit
 SHORT.maxlevel, SHORT.maxlist, SHORT.maxdict, SHORT.maxstring, SHORT.maxother = 3, 4, 4, 40, 40
 
 
 def short(value: Any) -> str:
-    """How an error quotes a value.
+    """A value as error messages quote it.
 
     >>> short("ten"), short([[[[1]]]]), short(list(range(100)))
     ("'ten'", '[[[[...]]]]', '[0, 1, 2, 3, ...]')
@@ -29,7 +29,7 @@ def plain(value: Any) -> Any:
 
 
 def build(cls, fields: Any, where: str):
-    """A dataclass from a dictionary, nested ones too; lists become the tuples that were written."""
+    """A dataclass from a dictionary, nested ones included; lists become tuples where the field is one."""
     if not isinstance(fields, dict):
         raise ValueError(f"{where.rstrip('.') or 'the config'} must hold names and values, not {short(fields)}")
     hints = typing.get_type_hints(cls)
@@ -49,7 +49,7 @@ def build(cls, fields: Any, where: str):
 
 
 def _typed(kind, value: Any, where: str) -> Any:
-    """`value` as the field's type has it: YAML writes tuples as lists, and 1e-3 without a point as text."""
+    """`value` converted to the field's type: YAML writes tuples as lists, and 1e-3 without a point as a string."""
     origin = typing.get_origin(kind)
     if origin in (typing.Union, types.UnionType):
         options = typing.get_args(kind)

@@ -15,7 +15,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ..trials.intervals import interval
+from mnemos.trials.intervals import interval
+
 from .tables import Row, broken, matches, select, tuned
 
 HOLDS, FAILS, NOISE, OPEN = "reproduced", "not reproduced", "within noise", "not run"

@@ -11,7 +11,8 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from ..trials.intervals import interval
+from mnemos.trials.intervals import interval
+
 from .tables import Row, select, tuned
 
 

@@ -1,27 +1,37 @@
-"""`mnemos reproduce`: cells are what the config says, results are kept, tables and verdicts follow from them, the page from the files."""
+"""`python experiments/run.py`: cells are what the config says, results are kept, tables and verdicts follow from them, the page from the files."""
 
 from __future__ import annotations
 
 import dataclasses
+import doctest
 import hashlib
 import importlib
 import json
 import math
+import os
+import pkgutil
+import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
-from mnemos.cli import main
+import driver
+from driver import Experiment, command, find, pivot, recall, run, text
+from driver.command import main
+from driver.experiment import DEFAULTS, REVISED
+from driver.kinds import KINDS, run_cell
+from driver.needle import longest
+from driver.recall import stage
+from driver.runner import missing
+from mnemos import cli
 from mnemos.data.tasks import mqar
+from mnemos.memory.validation import NotFiniteError
 from mnemos.models import MnemosForCausalLM, presets
-from mnemos.reproduce import Experiment, pivot, recall, run, text
-from mnemos.reproduce.experiment import DEFAULTS, REVISED
-from mnemos.reproduce.kinds import KINDS, run_cell
-from mnemos.reproduce.needle import longest
-from mnemos.reproduce.recall import stage
-from mnemos.reproduce.runner import missing
 from mnemos.train import OptimConfig
 from mnemos.trials import Course, train
 
@@ -44,6 +54,10 @@ CELLS = {
     "stability": {"depth": 2, "momentum": 0.9, "lr_scale": 1, "start_scale": 1, "length": 64, "chunk": 8},
     "scale": {"preset": "titans-mag", "size": "170m", "devices": 8},
 }
+
+
+MODULES = [module.name for module in pkgutil.iter_modules(driver.__path__, "driver.")]
+PAGES = [ROOT.parent / "README.md", *sorted((ROOT.parent / "docs").glob("*.md")), *sorted(ROOT.glob("*/README.md"))]
 
 
 def experiment(tmp_path: Path, **fields) -> Experiment:
@@ -149,7 +163,7 @@ def test_results_of_one_kind_of_models_end_with_its_revision(tmp_path, monkeypat
 @pytest.mark.parametrize("kind", ["recall", "text", "needle", "story"])
 def test_a_models_own_share_for_its_start_reaches_the_training(kind, monkeypatch):
     """start_lr 0: hidden maps stay as they were drawn, all else learns."""
-    trained, module = [], importlib.import_module(f"mnemos.reproduce.{kind}")
+    trained, module = [], importlib.import_module(f"driver.{kind}")
 
     def noted(model, course):
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -167,7 +181,7 @@ def test_a_models_own_share_for_its_start_reaches_the_training(kind, monkeypatch
 
 def test_a_model_that_training_breaks_is_a_result(monkeypatch):
     def broken(cell):
-        raise ValueError("gates.lr must be finite and >= 0, but ranges over [nan, nan]")
+        raise NotFiniteError("gates.lr must be finite and >= 0, but ranges over [nan, nan]")
 
     monkeypatch.setitem(KINDS, "recall", broken)
     assert run_cell({"kind": "recall"}) == {"diverged": 1}
@@ -213,7 +227,7 @@ def test_a_chunk_at_which_a_memory_breaks_is_told_and_the_others_are_measured(mo
     def breaks_at_the_second(model, ids, skip=1):
         calls.append(1)
         if len(calls) == 5:  # after bits, and the three of routing
-            raise ValueError("gates.lr must be finite and >= 0, but ranges over [nan, nan]")
+            raise NotFiniteError("gates.lr must be finite and >= 0, but ranges over [nan, nan]")
         return model_bits(model, ids, skip)
 
     monkeypatch.setattr(text, "bits", breaks_at_the_second)
@@ -299,20 +313,20 @@ def test_the_command_lists_runs_compares_and_writes(tmp_path, monkeypatch, capsy
     made = experiment(tmp_path, tables=[table], claims=claims)
     (tmp_path / "docs" / "images").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert main(["reproduce"]) == 0 and "does it?" in capsys.readouterr().out
-    assert main(["reproduce", "small", "--keep", "--workers", "1"]) == 0
+    assert main([]) == 0 and "does it?" in capsys.readouterr().out
+    assert main(["small", "--keep", "--workers", "1"]) == 0
     assert made.results()[0]["least squares"] == 4
     out = capsys.readouterr().out
     assert "it is 4" in out and "reproduced" in out
-    assert main(["reproduce", "--all", "--quick", "--workers", "1"]) == 0
+    assert main(["--all", "--quick", "--workers", "1"]) == 0
     assert "0 came out again, 0 the other way round" in capsys.readouterr().out  # a level is no order
     assert len(made.results()) == 2  # quick results are elsewhere
-    assert main(["reproduce", "--write"]) == 0
+    assert main(["--write"]) == 0
     assert "| identity | 4 |" in (tmp_path / "docs" / "results.md").read_text()
-    assert main(["reproduce", "smal"]) == 2
+    assert main(["smal"]) == 2
     assert "experiment 'smal' is unknown; did you mean small? Choose one of small" in capsys.readouterr().err
-    assert main(["reproduce", "small", "--quick", "--keep"]) == 2
-    assert main(["reproduce", "--root", "nowhere"]) == 2
+    assert main(["small", "--quick", "--keep"]) == 2
+    assert main(["--root", "nowhere"]) == 2
     assert "run this in a clone" in capsys.readouterr().err
 
 
@@ -322,8 +336,8 @@ def test_quick_says_how_many_orders_came_out_again_and_claims_none_that_failed(t
     quick = {"runs": runs}
     experiment(tmp_path, fixed=features, runs=runs, quick=quick, claims=[order])
     monkeypatch.chdir(tmp_path)
-    assert main(["reproduce", "small", "--keep", "--workers", "1"]) == 0
-    command = ["reproduce", "small", "--quick", "--workers", "1"]
+    assert main(["small", "--keep", "--workers", "1"]) == 0
+    command = ["small", "--quick", "--workers", "1"]
     assert main(command) == 0 and "1 came out again, 0 the other way round" in capsys.readouterr().out
     experiment(tmp_path, fixed=features, runs=runs, quick=quick | {"fixed": {"features": "magic"}}, claims=[order])
     assert main(command) == 0
@@ -332,3 +346,59 @@ def test_quick_says_how_many_orders_came_out_again_and_claims_none_that_failed(t
     less = [order | {"lower": True, "better": {"dim": 4}, "worse": {"dim": 3}}]
     experiment(tmp_path, fixed=features, runs=runs, quick=quick, claims=less)
     assert main(command) == 0 and "1 came out again" in capsys.readouterr().out  # not reproduced, twice
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_in_docstrings_of_the_driver_run(name):
+    failed, _ = doctest.testmod(importlib.import_module(name))
+    assert failed == 0
+
+
+def test_every_command_of_a_page_is_understood_and_names_an_experiment(monkeypatch):
+    asked = []
+    monkeypatch.setattr(command, "experiments", lambda name=None, **options: asked.append((name, options)))
+    names = {made.name for made in find(None, ROOT)}
+    for page in PAGES:
+        for line in re.findall(r"python experiments/run\.py([^`#\n]*)", page.read_text()):
+            words = shlex.split(line)
+            assert main(words) == 0, (page.name, line)
+            name, options = asked[-1]
+            assert name is None or name in names, (page.name, line)
+            assert options.keys() >= {"all", "quick", "keep", "write", "text"}
+    assert {name for name, _ in asked} >= names
+
+
+def test_the_script_lists_the_experiments_from_the_repository_and_is_not_in_the_package():
+    done = subprocess.run(
+        [sys.executable, "experiments/run.py"],
+        cwd=ROOT.parent,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT.parent / "src")},
+    )
+    assert done.returncode == 0 and "mqar" in done.stdout, done.stderr
+    assert "reproduce" not in cli.COMMANDS
+    assert not list((ROOT.parent / "src" / "mnemos").rglob("reproduce*.py"))
+    assert not list((ROOT.parent / "src" / "mnemos" / "reproduce").glob("*.py"))
+
+
+def test_a_corpus_is_read_from_the_folder_that_is_given(tmp_path):
+    cell = SMALL | CELLS["text"] | {"kind": "text", "corpus": "own.txt", "routing": False}
+    (tmp_path / "own.txt").write_bytes(bytes(range(256)) * 40)
+    assert math.isfinite(run_cell(cell, tmp_path)["bits"])
+    with pytest.raises(ValueError, match=r"the corpus .*nowhere/own\.txt is not there; give its folder by --text"):
+        run_cell(cell, tmp_path / "nowhere")
+
+
+def test_the_folder_of_corpora_reaches_the_workers_and_changes_no_digest(tmp_path, monkeypatch, capsys):
+    fixed = SMALL | {key: CELLS["text"][key] for key in ("model", "length")} | {"corpus": "own.txt"}
+    models, seed = {"a": fixed.pop("model")}, fixed.pop("seed")
+    quick = {"runs": [{"model": "a", "seed": seed}]}
+    made = experiment(tmp_path, kind="text", fixed=fixed, models=models, runs=quick["runs"], quick=quick)
+    digests = [made.digest(cell) for cell in made.cells()]
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "own.txt").write_bytes(bytes(range(256)) * 40)
+    monkeypatch.chdir(tmp_path)
+    assert main(["small", "--keep", "--workers", "1", "--text", "elsewhere"]) == 0
+    (row,) = made.results()
+    assert [row["digest"]] == digests and "error" not in row and math.isfinite(row["bits"])

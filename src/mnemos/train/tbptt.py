@@ -1,6 +1,6 @@
-"""The memory that rows carry from one batch to the next: truncated back-propagation through long documents.
+"""Truncated backpropagation through time: batch rows continue with the memory of the batch before, without its graph.
 
-Shapes: b rows of this process; row i of process r of w is row i·w + r of the global batch.
+Shapes: b batch rows of this process; row i of process r of w is row i·w + r of the global batch.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from torch import Tensor
 from ..models.cache import MnemosCache
 
 
-class Carried:
-    """What the last batch left behind, cut from its graph. Rows that do not go on start afresh, inside the graph of the step."""
+class CarriedState:
+    """The cache after the last batch, detached. Rows that begin a new document restart from the initial state, inside the graph of the step."""
 
     def __init__(self) -> None:
         self.cache: MnemosCache | None = None
 
     def before(self, call, batch: dict[str, Tensor]) -> MnemosCache | None:
-        """The cache a batch starts from.
+        """The initial cache of a batch; None before the first one.
 
-        A row that begins anew needs what the model knows before the first token: what it reads in a token that is masked.
-        It is made in every step, used or not, so that all processes do the same.
+        A row that begins a new document needs the state before the first token: the cache after one masked token.
+        It is computed in every step, used or not, so that all processes run the same operations.
         """
         if self.cache is None:
             return None
@@ -45,7 +45,7 @@ class Carried:
         self.cache.save(path)
 
     def load(self, folder: Path, rank: int, size: int, saved_size: int, config: Any, device: torch.device) -> None:
-        """This process's rows of what `saved_size` processes carried."""
+        """Load this process's rows from the files that `saved_size` processes wrote."""
         names = [folder / f"carried-{r}.safetensors" for r in range(saved_size)]
         if not all(name.exists() for name in names):
             self.cache = None

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..trials.intervals import interval
+from mnemos.trials.intervals import interval
 
 Row = dict[str, Any]
 

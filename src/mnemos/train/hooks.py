@@ -1,4 +1,4 @@
-"""Reaching into a live model without changing it: watch its gates, silence its memories, compile it, change its chunk size.
+"""Forward hooks and switches for a live model: record its gates, turn its memory off, compile its blocks, change its chunk size.
 
 Shapes: B batch, T time, D hidden size, H heads.
 """
@@ -21,7 +21,7 @@ from ..nn import QKProjection
 
 
 def memories(model: MnemosForCausalLM) -> dict[int, nn.Module]:
-    """Every layer's memory, by layer."""
+    """Memory modules by layer index."""
     return {
         i: module
         for i, block in enumerate(_layers(model))
@@ -31,7 +31,7 @@ def memories(model: MnemosForCausalLM) -> dict[int, nn.Module]:
 
 
 def gates(model: MnemosForCausalLM) -> dict[int, Gate]:
-    """Every layer's gate between attention and memory that is a number per token, by layer."""
+    """Gates between attention and memory that have one value per token, by layer index."""
     return {
         i: module
         for i, block in enumerate(_layers(model))
@@ -41,7 +41,7 @@ def gates(model: MnemosForCausalLM) -> dict[int, Gate]:
 
 
 class GateWatch:
-    """Keeps what the gates were in the last forward pass, with their graph: layer -> (B, T, H) in [0, 1]."""
+    """Records the gates of the last forward pass, with their graph: layer -> (B, T, H) in [0, 1]."""
 
     def __init__(self, model: MnemosForCausalLM):
         self.values: dict[int, Tensor] = {}
@@ -66,10 +66,9 @@ class GateWatch:
 
 
 class MemoryDropout:
-    """While the model trains, each layer's memory is silent in a random share of the rows.
+    """In training, sets each layer's memory output to 0 in a random fraction `share` of the batch rows.
 
-    What is kept is not scaled up: a memory that speaks sounds as it does in evaluation. With gate_mode "product" a silent
-    memory silences the block; use "convex" or "additive".
+    Outputs are not rescaled. With gate_mode "product" a memory that is off turns the whole block off; use "convex" or "additive".
     """
 
     def __init__(self, model: MnemosForCausalLM, share: float):
@@ -87,7 +86,7 @@ class MemoryDropout:
 
 @contextlib.contextmanager
 def silent_memory(model: MnemosForCausalLM) -> Generator[None]:
-    """Inside, every memory's output is 0, and what MAC retrieves from one: what the model does without it."""
+    """Memory off: inside, the output of every memory is 0, and so is what MAC retrieves from it."""
     handles = [
         memory.register_forward_hook(lambda module, inputs, output: (torch.zeros_like(output[0]), *output[1:]))
         for memory in memories(model).values()
@@ -105,9 +104,9 @@ def silent_memory(model: MnemosForCausalLM) -> Generator[None]:
 
 
 def compile_blocks(model: MnemosForCausalLM) -> None:
-    """torch.compile for every block, but for its memory, which runs as it does without.
+    """torch.compile for every block, except its memory, which runs eagerly.
 
-    Traced, a memory is unrolled chunk by chunk, which takes minutes to compile, and loses the kernel that a CPU has for it.
+    Tracing unrolls a memory chunk by chunk: compiling takes minutes, and the CPU kernel is lost.
     """
     for memory in memories(model).values():
         memory.forward = torch.compiler.disable(memory.forward)
@@ -116,10 +115,10 @@ def compile_blocks(model: MnemosForCausalLM) -> None:
 
 
 def set_chunk_size(model: MnemosForCausalLM, size: int) -> None:
-    """Change the memory's chunk on a live model, and in its config, so that what is saved is what was trained.
+    """Change the memory's chunk size on a live model and in its config, so that a saved model matches the trained one.
 
-    The range of the inner learning rate, the initial momentum and the size of the start, which the chunk would set, stay what they were. States made before belong to another
-    memory from now on. With rule "muon" the memory commits once per chunk, unless `commit_every` says otherwise.
+    The upper bound of the inner learning rate, the initial momentum and the scale of the initial weights, whose defaults depend on the chunk size, keep their values.
+    States from before cannot be used afterwards. With rule "muon" the memory commits once per chunk unless `commit_every` is set.
 
     >>> from mnemos.models import MnemosForCausalLM, presets
     >>> model = MnemosForCausalLM(presets.config("titans-mag", "nano", num_hidden_layers=1))

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..choices import unknown
-from ..eval.files import finite, read_json
-from ..models import presets
-from ..parsing import parse_yaml
-from ..whole import write_text
+from mnemos.choices import unknown
+from mnemos.eval.files import finite, read_json
+from mnemos.models import presets
+from mnemos.parsing import parse_yaml
+from mnemos.whole import write_text
 
 Cell = dict[str, Any]
 DEFAULTS = (

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.tasks import mqar
-from ..eval.recall import accuracy, logits_of
-from ..models import MnemosForCausalLM
-from ..trials import train
-from ..trials.text import TEST_SEED
+from mnemos.data.tasks import mqar
+from mnemos.eval.recall import accuracy, logits_of
+from mnemos.models import MnemosForCausalLM
+from mnemos.trials import train
+from mnemos.trials.text import TEST_SEED
+
 from .models import config_of, course_of
 
 LEAST = (2, 16)  # pairs and tokens of the shortest examples

@@ -14,10 +14,10 @@ from .verdicts import verdicts
 INTRODUCTION = """# Results
 
 What Mnemos' memories learn, measured on two processor cores with small models. Every table and picture on this page is made from the files in
-`experiments/*/results.json` by `mnemos reproduce --write`, and the tests check that it still is.
+`experiments/*/results.json` by `python experiments/run.py --write`, and the tests check that it still is.
 
-    mnemos reproduce mqar           # run what is missing of one experiment, show its tables and what they say of its claims
-    mnemos reproduce --all --quick  # a small version of every experiment, and whether the orders of the kept results come out again
+    python experiments/run.py mqar           # run what is missing of one experiment, show its tables and what they say of its claims
+    python experiments/run.py --all --quick  # a small version of every experiment, and whether the orders of the kept results come out again
 
 ± is the 95 % interval over seeds; a number without it is one seed. Behind a claim it is the interval of the difference over n pairs of runs that
 are alike in all but what is compared, in seed and in size, and *within noise* says that this interval holds 0, or that of a level over seeds
@@ -50,7 +50,7 @@ def done(experiment: Experiment, rows: list[dict[str, Any]]) -> str:
 def section(experiment: Experiment, picture: str | None) -> str:
     """Question, command, finding, tables, picture and verdicts of one experiment."""
     rows, config = experiment.results(), experiment.config
-    parts = [config["question"].strip(), f"    mnemos reproduce {experiment.name}", done(experiment, rows)]
+    parts = [config["question"].strip(), f"    python experiments/run.py {experiment.name}", done(experiment, rows)]
     if config.get("finding"):
         parts.append(config["finding"].strip())
     for table in config.get("tables", []):

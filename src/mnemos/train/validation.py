@@ -1,4 +1,4 @@
-"""Looks at a model between two steps: validation, probes, samples. Changes neither the weights nor the random numbers of training."""
+"""Validation between two steps: held-out loss, probes, samples. Leaves the weights and random numbers of training unchanged."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..memory.validation import NotFiniteError
 from .config import TrainConfig
 from .distributed import Spread
-from .guard import not_finite
 from .probes import contribution, look_inside, needle
 from .step import Stepper
 
 CONTRIBUTION_BATCHES = 4
 
 
-class Watcher:
-    """Everything that is measured on held-out text. All processes call it alike."""
+class Validator:
+    """Measures a model on held-out text. All processes make the same calls."""
 
     def __init__(self, config: TrainConfig, data: Any, spread: Spread, stepper: Stepper):
         self.config, self.data, self.spread, self.stepper = config, data, spread, stepper
@@ -28,7 +28,7 @@ class Watcher:
 
     @contextlib.contextmanager
     def evaluating(self) -> Generator[None]:
-        """Compiled blocks run as they are: every length that is looked at here would be compiled anew."""
+        """Evaluation mode, without gradients. Compiled blocks run eagerly: each new length would be compiled again."""
         eager = torch.compiler.set_stance("force_eager") if self.config.compile else contextlib.nullcontext()
         self.model.eval()
         try:
@@ -39,11 +39,11 @@ class Watcher:
             self.model.train()
 
     def validate(self, average: dict[str, Tensor]) -> dict[str, Any] | None:
-        """Loss on the held-out text, gates and surprise by layer, what the memory is worth; None without held-out text."""
+        """Loss on the held-out text, gates and surprise by layer, contribution of the memory; None without held-out text."""
         try:
             return self._validate(average)
-        except ValueError as error:
-            if not not_finite(error) or self.spread.world.size > 1:
+        except NotFiniteError:
+            if self.spread.world.size > 1:
                 raise
             return {"val_loss": math.nan, "perplexity": math.nan, "bits_per_byte": math.nan, "layers": {}}
 
@@ -70,7 +70,7 @@ class Watcher:
         return found
 
     def _average_loss(self, average: dict[str, Tensor]) -> float:
-        """Validation loss of the averaged weights, which change places with the live ones for as long as it takes."""
+        """Validation loss of the averaged weights, which replace the live ones meanwhile."""
         named = dict(self.model.named_parameters())
         live = {name: p.detach().clone() for name, p in named.items()}
         _copy(average, named)
@@ -81,7 +81,7 @@ class Watcher:
             _copy(live, named)
 
     def probe(self) -> dict[str, float] | None:
-        """A needle in a haystack of held-out text."""
+        """Accuracy on a needle in a haystack of held-out text; None without any."""
         first = next(iter(self.data.validation), None)
         haystack = self.spread.world.tell(None if first is None else first["input_ids"].flatten())
         if haystack is None:
@@ -90,7 +90,7 @@ class Watcher:
             return needle(self.spread.call, self.data.tokenizer, haystack, self.config.watch.probe_length, self.device)
 
     def sample(self) -> str:
-        """A continuation of the prompt; of a document's end, where the prompt is empty."""
+        """A continuation of the prompt, or of the end-of-document token if the prompt is empty."""
         watch, tokenizer = self.config.watch, self.data.tokenizer
         ids = torch.tensor([tokenizer.encode(watch.prompt) or [tokenizer.eos_token_id]], device=self.device)
         devices = [self.device] if self.device.type == "cuda" else []
@@ -103,7 +103,7 @@ class Watcher:
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss), of at most e^20."""
+    """exp(loss), at most e^20."""
     return math.exp(min(20.0, loss)) if math.isfinite(loss) else math.nan
 
 

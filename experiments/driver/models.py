@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..models import MnemosConfig, presets
-from ..train.config import OptimConfig
-from ..trials import Course
+from mnemos.models import MnemosConfig, presets
+from mnemos.train.config import OptimConfig
+from mnemos.trials import Course
 
 
 def config_of(cell: dict[str, Any], **more: Any) -> MnemosConfig:

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..memory import Gates, MemorySpec, scan
-from ..memory.config import NeuralMemoryConfig
+from mnemos.memory import Gates, MemorySpec, scan
+from mnemos.memory.config import NeuralMemoryConfig
 
 LIMIT = 100.0  # a weight norm that no bounded memory of unit values comes near
 HEADS, DIM = 8, 16

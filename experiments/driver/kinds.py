@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from ..train.guard import not_finite
+from mnemos.memory.validation import NotFiniteError
+
 from . import capacity, needle, recall, scale, stability, story, text
 
 KINDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
@@ -20,16 +22,16 @@ KINDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 }
 
 
-def run_cell(cell: dict[str, Any]) -> dict[str, Any]:
-    """The numbers of a cell, rounded to six digits: more would be noise, and the files are kept. Of a model that training has broken
-    nothing can be measured: {"diverged": 1}, which is a result."""
+def run_cell(cell: dict[str, Any], text_folder: Path = Path("data")) -> dict[str, Any]:
+    """The numbers of a cell, rounded to six digits: more would be noise, and the files are kept. text_folder: where a corpus other than
+    "embedded" is. A model that diverged in training cannot be measured: the result is {"diverged": 1}."""
     if cell["kind"] not in KINDS:
         raise ValueError(f"kind={cell['kind']!r} is unknown; choose one of {', '.join(KINDS)}")
+    if cell.get("corpus", "embedded") != "embedded":
+        cell = cell | {"corpus": str(text_folder / cell["corpus"])}
     try:
         found = KINDS[cell["kind"]]({name: value for name, value in cell.items() if name != "kind"})
-    except ValueError as error:
-        if not not_finite(error):
-            raise
+    except NotFiniteError:
         return {"diverged": 1}
     return {name: _rounded(value) for name, value in found.items()}
 

@@ -1,31 +1,26 @@
-"""Watches the loss: steps without a finite one are skipped and counted, a run that diverges is sent back."""
+"""Divergence: steps without a finite loss are skipped and counted; a run whose loss diverges returns to a checkpoint."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
 
-from ..memory.validation import NotFiniteError
 from .config import CheckpointConfig
+from .loop import Verdict
 
 
 class TrainingFailed(RuntimeError):
-    """A run that cannot go on; the message says why and what to do."""
+    """A run that cannot continue; the message names the reason and a remedy."""
 
 
-def not_finite(error: ValueError) -> bool:
-    """Whether a memory has refused numbers that are not finite, which happens before there is a loss."""
-    return isinstance(error, NotFiniteError) or (str(error).startswith("gates.") and "nan" in str(error))
-
-
-SMOOTHING = 0.1  # of the loss: about ten steps
+SMOOTHING = 0.1  # weight of the newest loss: an average over about ten steps
 
 
 @dataclass
-class Guard:
-    """The counters of a run; part of its checkpoints, but for the ones that must outlive a rollback.
+class DivergenceGuard:
+    """Counts bad steps and rollbacks, and smooths the loss. Saved in checkpoints; bad_steps, rollbacks and lr_factor survive a rollback.
 
-    >>> guard = Guard()
+    >>> guard = DivergenceGuard()
     >>> [guard.see(loss, CheckpointConfig(bad_steps=2)) for loss in (2.0, math.nan, math.nan)]
     ['good', 'skip', 'back']
     """
@@ -37,8 +32,8 @@ class Guard:
     rollbacks: int = 0
     lr_factor: float = 1.0
 
-    def see(self, loss: float, config: CheckpointConfig) -> str:
-        """ "good": take the step; "skip": do not; "back": go to the last good checkpoint."""
+    def see(self, loss: float, config: CheckpointConfig) -> Verdict:
+        """Returns "good" (update the weights), "skip" (do not) or "back" (return to the last good checkpoint)."""
         if not math.isfinite(loss):
             self.bad_in_a_row += 1
             self.bad_steps += 1
@@ -55,11 +50,11 @@ class Guard:
 
     @property
     def healthy(self) -> bool:
-        """Whether a checkpoint of this moment is one to go back to."""
+        """Whether a rollback may return to a checkpoint written now."""
         return self.bad_in_a_row == 0
 
     def went_back(self, saved: dict, config: CheckpointConfig) -> None:
-        """Take the loss's history of the checkpoint; what counts trouble goes on."""
+        """Restore the smoothed loss of the checkpoint; count the rollback and lower the learning rate."""
         self.smoothed, self.lowest = saved.get("smoothed"), saved.get("lowest")
         self.bad_in_a_row = 0
         self.rollbacks += 1

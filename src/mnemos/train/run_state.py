@@ -1,4 +1,4 @@
-"""What a run must remember, put into checkpoints and taken out again."""
+"""The state of a run: weights, optimiser, average, counters, data position. Saved to checkpoints and restored from them."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from typing import Any
 from torch import Tensor
 
 from ..models import MnemosForCausalLM
-from .carry import Carried
 from .checkpoints import Checkpoints, Contents
 from .config import TrainConfig
-from .control import set_chunk_size
 from .distributed import World
-from .guard import Guard
+from .divergence import DivergenceGuard
+from .hooks import set_chunk_size
 from .optimisers import Optimisers
 from .randomness import random_state, set_random_state
 from .runs import model_tensors
+from .tbptt import CarriedState
 
 
 @dataclass
-class Progress:
-    """How far a run is. new_best: validation has just found the weights to be the best so far."""
+class RunProgress:
+    """Counters of a run. new_best: the last validation loss is the lowest so far and has no checkpoint yet."""
 
     step: int = 0
     tokens: int = 0
     val_loss: float | None = None
     best: float = math.inf
     new_best: bool = False
-    guard: Guard = field(default_factory=Guard)
+    guard: DivergenceGuard = field(default_factory=DivergenceGuard)
 
 
-class Keeper:
+class RunState:
     """Saves and restores one run."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Keeper:
         model: MnemosForCausalLM,
         optimisers: Optimisers,
         data: Any,
-        carried: Carried,
+        carried: CarriedState,
         checkpoints: Checkpoints,
     ):
         self.config, self.world, self.model, self.data = config, world, model, data
@@ -57,13 +57,13 @@ class Keeper:
             self.average[name].lerp_(p.detach(), 1 - self.config.optim.ema)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that is spread over processes, by name and live: weights, optimiser, average."""
+        """All tensors that are sharded over processes, by name and without copies: weights, optimiser, average."""
         named = model_tensors(self.model, "model")
         named |= {f"optim.{name}": x for name, x in self.optimisers.tensors().items()}
         return named | {f"average.{name}": x for name, x in self.average.items()}
 
-    def save(self, progress: Progress, wait: bool = False) -> bool:
-        """Write a checkpoint; the best one, where validation has just found these weights to be that."""
+    def save(self, progress: RunProgress, wait: bool = False) -> bool:
+        """Write a checkpoint, marked as the best one if `progress.new_best`. Returns whether it was written."""
         best, progress.new_best = progress.best if progress.new_best else None, False
         state = {
             "tokens": progress.tokens,
@@ -81,8 +81,8 @@ class Keeper:
         contents = Contents(progress.step, state, {"random": random_state()}, files)
         return self.checkpoints.save(self.tensors(), contents, best, wait)
 
-    def restore(self, progress: Progress) -> Path | None:
-        """Take everything from the newest whole checkpoint; None where there is none."""
+    def restore(self, progress: RunProgress) -> Path | None:
+        """Restore everything from the newest complete checkpoint; None if there is none."""
         self.optimisers.allocate()
         found = self.checkpoints.load(self.tensors)
         if found is None:
@@ -91,7 +91,7 @@ class Keeper:
             return None
         path, state = found
         self._take(progress, state)
-        progress.guard = Guard(**state["guard"])
+        progress.guard = DivergenceGuard(**state["guard"])
         self.data.train.load_state_dict(state["data"])
         if self.config.data.carry_state:
             saved = state["world_size"]
@@ -101,8 +101,8 @@ class Keeper:
             set_random_state(json.loads(own.read_text())["random"])
         return path
 
-    def go_back(self, progress: Progress) -> Path | None:
-        """Take weights and optimiser from the newest checkpoint before the trouble; the data goes on, past what caused it."""
+    def go_back(self, progress: RunProgress) -> Path | None:
+        """Restore weights and optimiser from the newest checkpoint before the divergence; the data continues from the current position."""
         guard, config = progress.guard, self.config.checkpoint
         self.checkpoints.finish()
         limit = None if guard.lowest is None or not config.spike else guard.lowest + config.spike / 2
@@ -114,11 +114,11 @@ class Keeper:
         self._take(progress, state)
         progress.best = min(progress.best, best)
         guard.went_back(state["guard"], config)
-        self.checkpoints.forget_after(progress.step)  # else a resume would take them for the newest
+        self.checkpoints.forget_after(progress.step)  # a resume would otherwise use them as the newest
         self.carried.drop()
         return path
 
-    def _take(self, progress: Progress, state: dict[str, Any]) -> None:
+    def _take(self, progress: RunProgress, state: dict[str, Any]) -> None:
         progress.step, progress.tokens, progress.val_loss = state["step"], state["tokens"], state["val_loss"]
         progress.best, progress.new_best = math.inf if state["best"] is None else state["best"], False
         size = (state["model"].get("memory") or {}).get("chunk_size")
@@ -126,7 +126,7 @@ class Keeper:
             set_chunk_size(self.model, size)
 
     def _last_good(self, limit: float | None) -> int:
-        """The newest checkpoint whose smoothed loss was not on its way up; -1: none."""
+        """The step of the newest checkpoint whose smoothed loss is at most `limit`; -1 if there is none."""
         good = -1
         for step in self.world.tell(self.checkpoints.live_steps()):
             smoothed = json.loads((self.checkpoints.path(step) / "state.json").read_text())["guard"]["smoothed"]

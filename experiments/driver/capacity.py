@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..eval.capacity import bare_capacity, linear_spec, structure_point
-from ..memory import MemorySpec
+from mnemos.eval.capacity import bare_capacity, linear_spec, structure_point
+from mnemos.memory import MemorySpec
 
 
 def run(cell: dict[str, Any]) -> dict[str, Any]:

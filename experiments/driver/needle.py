@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..demo.facts import CHANCE, VOCABULARY, lesson
-from ..demo.measure import recall_by_distance
-from ..models import MnemosForCausalLM
-from ..trials import train
-from ..trials.text import corpus
+from mnemos.demo.facts import CHANCE, VOCABULARY, lesson
+from mnemos.demo.measure import recall_by_distance
+from mnemos.models import MnemosForCausalLM
+from mnemos.trials import train
+from mnemos.trials.text import corpus
+
 from .models import config_of, course_of
 
 NEAR = 8  # tokens of text between facts and questions, at most, while the task is new

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mnemos.reproduce import find, pivot
-from mnemos.reproduce.page import names, page, readme
-from mnemos.reproduce.tables import matches
-from mnemos.reproduce.verdicts import _each
+from driver import find, pivot
+from driver.page import names, page, readme
+from driver.tables import matches
+from driver.verdicts import _each
 
 ROOT = Path(__file__).parents[2] / "experiments"
 KEPT = [pytest.param(made, id=made.name) for made in find(None, ROOT)]
@@ -21,12 +21,14 @@ KEPT = [pytest.param(made, id=made.name) for made in find(None, ROOT)]
 def test_kept_results_are_those_of_the_config_and_the_readme_is_made_from_them(made):
     wanted = {made.digest(cell) for cell in made.cells()}
     rows = made.results()
-    assert {row["digest"] for row in rows} <= wanted, "run `mnemos reproduce NAME --keep`: the config has changed"
+    assert {row["digest"] for row in rows} <= wanted, (
+        "run `python experiments/run.py NAME --keep`: the config has changed"
+    )
     assert not any("error" in row for row in rows)
     varying = names(made)
     for table in made.config["tables"]:
         assert pivot(rows, varying, table)
-    assert made.folder.joinpath("README.md").read_text() == readme(made), "run `mnemos reproduce --write`"
+    assert made.folder.joinpath("README.md").read_text() == readme(made), "run `python experiments/run.py --write`"
     for cell in [*made.cells(), *made.cells(quick=True)]:
         json.dumps(made.whole(cell))
     assert made.cells(quick=True)
@@ -79,4 +81,4 @@ def test_every_line_of_the_papers_has_claims_that_are_tested_or_said_not_to_be()
 
 def test_the_page_of_results_is_made_from_the_kept_files():
     written = (ROOT.parent / "docs" / "results.md").read_text()
-    assert written == page(find(None, ROOT), ROOT), "run `mnemos reproduce --write`"
+    assert written == page(find(None, ROOT), ROOT), "run `python experiments/run.py --write`"

@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.tasks import story
-from ..data.tasks.babilong import PLACES, WALKERS, WALKS
-from ..models import MnemosForCausalLM
-from ..trials import train
-from ..trials.text import TEST_SEED, corpus
+from mnemos.data.tasks import story
+from mnemos.data.tasks.babilong import PLACES, WALKERS, WALKS
+from mnemos.models import MnemosForCausalLM
+from mnemos.trials import train
+from mnemos.trials.text import TEST_SEED, corpus
+
 from .models import config_of, course_of
 from .needle import longest
 

@@ -1,17 +1,47 @@
-"""`mnemos reproduce`: rerun the experiments that the defaults and the claims of the documentation rest on."""
+"""`python experiments/run.py`: rerun an experiment, show its tables, check its claims."""
 
 from __future__ import annotations
 
+import functools
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from shutil import copyfile
+from typing import Annotated, Any
 
 import tyro
+from rich.console import Console
+from rich.table import Table
 
-if TYPE_CHECKING:
-    from ..reproduce import Experiment
+from mnemos.cli.progress import bar_of_cells
+from mnemos.cli.tables import print_table
+from mnemos.cli.usage import parsed
+from mnemos.whole import write_text
+
+from .experiment import Experiment, find
+from .page import done, names, page, readme
+from .plots import draw
+from .runner import missing, run
+from .tables import pivot
+from .verdicts import FAILS, HOLDS, verdicts
+
+PROGRAM = "python experiments/run.py"
 
 
-def reproduce(
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse the command line and run; returns the exit status. A user's mistake is one sentence and status 2."""
+    try:
+        options = sys.argv[1:] if arguments is None else list(arguments)
+        parsed(lambda: tyro.cli(_bound, prog=PROGRAM, args=options), PROGRAM)()
+    except ValueError as wrong:
+        print(f"experiments: {wrong}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader of the output has closed it
+        sys.stdout = None
+    return 0
+
+
+def experiments(
     name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]")] = None,
     all: bool = False,
     quick: bool = False,
@@ -20,23 +50,23 @@ def reproduce(
     workers: int | None = None,
     root: Path = Path("experiments"),
     output: Path = Path("runs/reproduce"),
+    text: Path = Path("data"),
 ) -> None:
-    """Rerun an experiment of experiments/, show its tables, and say what they make of its claims.
+    """Rerun an experiment of experiments/, show its tables, and check its claims against them.
 
-    Without a name: list the experiments. Finished cells are kept, and the same command goes on with what is missing.
+    Without a name: list the experiments. Finished cells are kept; the same command runs only the missing ones.
 
     Args:
         name: a folder of experiments/.
         all: every experiment, one after the other.
         quick: a small version, minutes instead of hours; its claims are set beside those of the kept results.
-        keep: go on from the results that are kept in experiments/, and write new ones there.
-        write: only write docs/results.md, the experiments' README.md and their pictures anew from the kept results.
+        keep: resume from the results in experiments/, and write new ones there.
+        write: only write docs/results.md, the experiments' README.md and their plots from the kept results.
         workers: parallel processes (one per core).
         root: the folder of the experiments.
         output: folder of the results, unless they are kept.
+        text: folder of corpora that are files, such as shakespeare.txt.
     """
-    from ..reproduce import find
-
     if name is None and not all and not write:
         _list(find(None, root))
         return
@@ -49,7 +79,7 @@ def reproduce(
     same, changed, open_ = [], [], []
     for experiment in chosen:
         path = experiment.results_path if keep else output / ("quick" if quick else "full") / f"{experiment.name}.json"
-        rows = _run(experiment, path, quick, workers)
+        rows = _run(experiment, path, quick, workers, text)
         for sink, texts in zip((same, changed, open_), _show(experiment, rows)):
             sink += texts
         print(f"Results: {path}")
@@ -61,12 +91,13 @@ def reproduce(
             print(f"{len(open_)} more are within noise here or there, or not asked by the quick version.")
 
 
+@functools.wraps(experiments)
+def _bound(*args, **kwargs):
+    """`experiments` with its arguments, to be called after parsing."""
+    return functools.partial(experiments, *args, **kwargs)
+
+
 def _list(experiments: list[Experiment]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from ..reproduce.page import done
-
     table = Table("experiment", "question", "kept")
     for experiment in experiments:
         question = " ".join(experiment.config["question"].split())
@@ -75,31 +106,18 @@ def _list(experiments: list[Experiment]) -> None:
     (console if console.is_terminal else Console(width=160)).print(table, highlight=False)
 
 
-def _run(experiment: Experiment, path: Path, quick: bool, workers: int | None) -> list[dict[str, Any]]:
-    from ..reproduce.runner import missing, run
-    from .progress import bar_of_cells
-
+def _run(experiment: Experiment, path: Path, quick: bool, workers: int | None, text: Path) -> list[dict[str, Any]]:
     total, left = len(experiment.cells(quick)), len(missing(experiment, path, quick))
     with bar_of_cells(experiment.name, total, total - left) as advance:
-        return run(experiment, path, quick, workers, lambda row: advance(_what(experiment, row)))
+        return run(experiment, path, quick, workers, lambda row: advance(_what(experiment, row)), text)
 
 
 def _what(experiment: Experiment, row: dict[str, Any]) -> str:
-    from ..reproduce.page import names
-
     return f"{experiment.name}: " + " ".join(str(row[n]) for n in names(experiment) if n in row)
 
 
 def _show(experiment: Experiment, rows: list[dict[str, Any]]) -> tuple[list[str], list[str], list[str]]:
-    """Print tables and claims. Of the claims that compare: those whose verdict is the kept one, those whose is the opposite, the others."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from ..reproduce.page import names
-    from ..reproduce.tables import pivot
-    from ..reproduce.verdicts import FAILS, HOLDS, verdicts
-    from .tables import print_table
-
+    """Print tables and claims. Returns the comparing claims in three lists: same verdict as kept, opposite verdict, undecided."""
     console = Console()
     console, varying = console if console.is_terminal else Console(width=160), names(experiment)
     for spec in experiment.config.get("tables", []):
@@ -126,12 +144,6 @@ def _show(experiment: Experiment, rows: list[dict[str, Any]]) -> tuple[list[str]
 
 
 def _write(experiments: list[Experiment], root: Path) -> None:
-    from shutil import copyfile
-
-    from ..reproduce.page import names, page, readme
-    from ..reproduce.plots import draw
-    from ..whole import write_text
-
     docs = root.parent / "docs"
     for experiment in experiments:
         rows = experiment.results()

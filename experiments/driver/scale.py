@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..train.config import TrainConfig, merge
-from ..train.estimate import estimate
-from ..train.recipes import recipe
+from mnemos.train.config import TrainConfig, merge
+from mnemos.train.estimate import estimate
+from mnemos.train.recipes import recipe
 
 
 def run(cell: dict[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from driver.story import WORDS, accuracy, labelled, tell
 from mnemos.data.tasks.babilong import WALKERS
-from mnemos.reproduce.story import WORDS, accuracy, labelled, tell
 
 
 def test_the_last_fact_about_a_person_is_the_answer():

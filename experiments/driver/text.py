@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..eval.frozen import frozen_memory, has_memory
-from ..models import MnemosForCausalLM
-from ..train.config import ScheduleConfig
-from ..train.control import GateWatch, gates, memories, set_chunk_size, silent_memory
-from ..train.guard import not_finite
-from ..train.schedules import chunk_size
-from ..trials import train
-from ..trials.text import TEST_SEED, bits, corpus, rows
+from mnemos.eval.frozen import frozen_memory, has_memory
+from mnemos.memory.validation import NotFiniteError
+from mnemos.models import MnemosForCausalLM
+from mnemos.train.config import ScheduleConfig
+from mnemos.train.hooks import GateWatch, gates, memories, set_chunk_size, silent_memory
+from mnemos.train.schedules import chunk_size
+from mnemos.trials import train
+from mnemos.trials.text import TEST_SEED, bits, corpus, rows
+
 from .models import config_of, course_of
 
 
@@ -57,9 +58,7 @@ def _bits_or_diverged(model: MnemosForCausalLM, test: Tensor, name: str) -> dict
     """A memory that learned its rates with small chunks may overshoot with large ones, until a later layer's gates are not finite."""
     try:
         found = bits(model, test)
-    except ValueError as error:
-        if not not_finite(error):
-            raise
+    except NotFiniteError:
         found = math.nan
     return {name: found} if math.isfinite(found) else {"diverged": 1}
 
