@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import doctest
 import functools
 import importlib
@@ -66,12 +67,13 @@ def test_links_to_other_pages_lead_somewhere(page):
 @pytest.mark.parametrize("page", [p for p in PAGES if commands(p)], ids=lambda p: p.name)
 def test_every_command_of_a_page_is_understood(page, monkeypatch, capsys):
     understood = []
-    for name, function in cli.COMMANDS.items():
+    for name, command in cli.COMMANDS.items():
 
         def instead(*args, _name=name, **kwargs):
             understood.append(_name)
 
-        monkeypatch.setitem(cli.COMMANDS, name, functools.wraps(function)(instead))
+        function = functools.wraps(command.load())(instead)
+        monkeypatch.setitem(cli.COMMANDS, name, dataclasses.replace(command, function=function))
     for words in commands(page):
         if words[0] == "train":
             read_arguments(words[1:])

@@ -28,11 +28,6 @@ SHORT = {
 }
 
 
-def train() -> None:
-    """Train a model: on text that is on every machine, on your files, or on datasets of the hub."""
-    raise AssertionError("parses its own arguments: see run_train")
-
-
 def run_train(arguments: Sequence[str]) -> int:
     """The exit status: 0 for a run that ended or was stopped and saved, 1 for one that failed."""
     arguments, processes = _dry(arguments)
