@@ -149,6 +149,11 @@ def read_arguments(arguments: Sequence[str]):
         raise ValueError(
             f"--resume goes on with the model of the run, {before.preset} {before.size}: leave out --preset, --size and --model.set"
         )
+    if config.watch.trackers:
+        from ..train.telemetry import check_tracker
+
+        for tracker in config.watch.trackers:
+            check_tracker(tracker)
     if config.name is not None:
         check_name(config.name)
     if chosen["--config"] and config.name and "--name" not in flags:
