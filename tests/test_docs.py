@@ -20,11 +20,24 @@ import pytest
 import mnemos
 from mnemos import cli
 from mnemos.cli.train import read_arguments
+from mnemos.data.readers import READERS
+from mnemos.eval import SUITES
+from mnemos.train.telemetry import TRACKERS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MODULES = [m.name for m in pkgutil.walk_packages(mnemos.__path__, "mnemos.")]
 RUN_BY_ANOTHER_TEST = {"data.md"}  # tests/data/test_data_page.py
+
+
+@pytest.fixture(autouse=True)
+def registries():
+    """Examples register parts; every test begins with those of the package."""
+    before = [(registry, dict(registry)) for registry in (cli.COMMANDS, SUITES, READERS, TRACKERS)]
+    yield
+    for registry, content in before:
+        registry.clear()
+        registry.update(content)
 
 
 def blocks(page: Path, language: str = "python") -> str:
