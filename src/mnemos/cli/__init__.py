@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import __version__
-from .commands import COMMANDS, Command, find_command, register_command
+from .commands import COMMANDS, find_command
+from .commands import Command as Command
+from .commands import register_command as register_command
 from .help import ABOUT, print_help
 from .imports import import_all, take_imports
-
-__all__ = ["COMMANDS", "Command", "main", "register_command"]
 
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
