@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import doctest
 import functools
 import importlib
@@ -19,11 +20,24 @@ import pytest
 import mnemos
 from mnemos import cli
 from mnemos.cli.train import read_arguments
+from mnemos.data.readers import READERS
+from mnemos.eval import SUITES
+from mnemos.train.telemetry import TRACKERS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MODULES = [m.name for m in pkgutil.walk_packages(mnemos.__path__, "mnemos.")]
 RUN_BY_ANOTHER_TEST = {"data.md"}  # tests/data/test_data_page.py
+
+
+@pytest.fixture(autouse=True)
+def registries():
+    """Examples register parts; every test begins with those of the package."""
+    before = [(registry, dict(registry)) for registry in (cli.COMMANDS, SUITES, READERS, TRACKERS)]
+    yield
+    for registry, content in before:
+        registry.clear()
+        registry.update(content)
 
 
 def blocks(page: Path, language: str = "python") -> str:
@@ -66,12 +80,13 @@ def test_links_to_other_pages_lead_somewhere(page):
 @pytest.mark.parametrize("page", [p for p in PAGES if commands(p)], ids=lambda p: p.name)
 def test_every_command_of_a_page_is_understood(page, monkeypatch, capsys):
     understood = []
-    for name, function in cli.COMMANDS.items():
+    for name, command in cli.COMMANDS.items():
 
         def instead(*args, _name=name, **kwargs):
             understood.append(_name)
 
-        monkeypatch.setitem(cli.COMMANDS, name, functools.wraps(function)(instead))
+        function = functools.wraps(command.load())(instead)
+        monkeypatch.setitem(cli.COMMANDS, name, dataclasses.replace(command, function=function))
     for words in commands(page):
         if words[0] == "train":
             read_arguments(words[1:])

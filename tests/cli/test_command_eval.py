@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -285,6 +284,10 @@ def test_help_is_there_without_importing_torch():
 
 
 def test_the_commands_options_are_the_settings_of_the_suites():
-    from mnemos.cli.eval import Options
+    import inspect
+    import typing
 
-    assert dataclasses.asdict(Options()) == dataclasses.asdict(Settings())
+    from mnemos.cli.eval import evaluate
+
+    assert typing.get_type_hints(evaluate)["options"] is Settings
+    assert inspect.signature(evaluate).parameters["options"].default == Settings()

@@ -31,6 +31,6 @@ def test_a_file_that_cannot_be_written_is_one_sentence(capsys, monkeypatch):
     def full(arguments):
         raise OSError(errno.ENOSPC, "No space left on device", "runs/a/config.yaml")
 
-    monkeypatch.setitem(cli.OWN_ARGUMENTS, "train", full)
+    monkeypatch.setitem(cli.COMMANDS, "train", cli.Command("train", "", full, parses_arguments=True))
     assert cli.main(["train"]) == 1
     assert capsys.readouterr().err == "mnemos: runs/a/config.yaml cannot be written: No space left on device\n"

@@ -10,7 +10,8 @@ import pytest
 from oracles import BYTES, answering, uniform
 
 from mnemos.eval import commonsense_suite
-from mnemos.eval.commonsense import SOURCES, package_folder, questions, score_questions
+from mnemos.eval.commonsense import score_questions
+from mnemos.eval.commonsense_data import SOURCES, package_folder, questions
 
 RECORDS = {
     "piqa": [{"goal": "How to open a jar?", "sol1": "Turn its lid.", "sol2": "Sing to its lid.", "label": 0}],

@@ -12,7 +12,7 @@ from oracles import BYTES, Scripted, uniform
 
 from helpers import randomise
 from mnemos.eval import LanguageModel, frozen_memory, perplexity, perplexity_by_context
-from mnemos.eval.perplexity import document_losses, windows
+from mnemos.eval.text_loss import document_losses, windows
 from mnemos.models import MnemosForCausalLM, presets
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "memory_heads": 2, "num_attention_heads": 2, "attention_window": 16}

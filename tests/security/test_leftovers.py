@@ -247,7 +247,8 @@ def test_a_finished_run_can_be_trained_further(tmp_path):
 
 READ = """
 import resource, sys
-from mnemos.data.parts import Item, open_parquet
+from mnemos.data.parquet import open_parquet
+from mnemos.data.reader import Item
 from mnemos.data.readers import Rules, read
 from mnemos.data.report import Report
 open_parquet(sys.argv[1])

@@ -168,7 +168,7 @@ def test_a_lack_of_memory_is_one_line(capsys, monkeypatch):
         def command(arguments):
             raise error
 
-        monkeypatch.setitem(cli.OWN_ARGUMENTS, "train", command)
+        monkeypatch.setitem(cli.COMMANDS, "train", cli.Command("train", "", command, parses_arguments=True))
         return cli.main(["train"]), capsys.readouterr().err
 
     assert failing(MemoryError())[0] == 1

@@ -12,55 +12,22 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import tyro
-
 from .. import __version__
-from ..choices import unknown
-from .ablate import ablate
-from .analyze import analyze
-from .data import data
-from .demo import demo
-from .eval import evaluate
-from .export import export
-from .generate import generate
-from .inspect import inspect
-from .presets import presets
-from .runs import runs
-from .tokenizer import tokenizer
-from .train import run_train, train
-from .usage import parsed
+from .commands import COMMANDS, find_command
+from .commands import Command as Command
+from .commands import register_command as register_command
+from .help import ABOUT, print_help
+from .imports import import_all, take_imports
 
-COMMANDS: dict[str, Callable[..., Any]] = {
-    "ablate": ablate,
-    "analyze": analyze,
-    "data": data,
-    "demo": demo,
-    "eval": evaluate,
-    "export": export,
-    "generate": generate,
-    "inspect": inspect,
-    "presets": presets,
-    "runs": runs,
-    "tokenizer": tokenizer,
-    "train": train,
-}
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
-OWN_ARGUMENTS = {"train": run_train}  # commands whose flags are known only once their modules are imported
+ALL_OPTIONS = "(mnemos --help lists all options)"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
-    if arguments == ["--version"]:
-        print(f"mnemos {__version__}")
-        return 0
     try:
-        if arguments and arguments[0] in OWN_ARGUMENTS:
-            return OWN_ARGUMENTS[arguments[0]](arguments[1:])
-        if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
-            raise unknown("command", arguments[0], COMMANDS)
-        _parse(arguments)()
+        return _run(sys.argv[1:] if arguments is None else list(arguments))
     except ValueError as wrong:
         print(f"mnemos: {wrong}", file=sys.stderr)
         return 2
@@ -85,6 +52,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print("mnemos: this command needs the extra lm: pip install 'mnemos[lm]'", file=sys.stderr)
         return 2
+
+
+def _run(arguments: list[str]) -> int:
+    arguments, modules = take_imports(arguments)
+    import_all(modules)
+    if not arguments:
+        raise ValueError(f"a command is missing: choose one of {', '.join(COMMANDS)} {ALL_OPTIONS}")
+    first, *rest = arguments
+    if first == "--version" and not rest:
+        print(f"mnemos {__version__}")
+    elif first in ("-h", "--help"):
+        print_help()
+        raise SystemExit(0)
+    elif first.startswith("--tyro-"):  # completion for shells
+        _parse_all(arguments)
+    elif first.startswith("-"):
+        raise ValueError(f"there is no option {first} {ALL_OPTIONS}")
+    else:
+        command = find_command(first)
+        if command.parses_arguments:
+            return command.load()(rest)
+        _parse(command, rest)()
     return 0
 
 
@@ -93,22 +82,36 @@ def _named(filename: object) -> str:
     return re.sub(r"\.([^/]+)\.[0-9a-f]{8,}\.part$", r"\1", str(filename or "a file"))[:200]
 
 
-def _parse(arguments: Sequence[str]) -> Callable[[], Any]:
-    """The command that the arguments ask for, to be called once they are read."""
+def _parse(command: Command, arguments: Sequence[str]) -> Callable[[], Any]:
+    """The command with its options, to be called once they are read."""
+    import tyro
 
-    def later(command: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(command)
-        def bound(*args, **kwargs):
-            return functools.partial(command, *args, **kwargs)
+    from .usage import parsed
 
-        return bound
+    function, name = _later(command.load()), f"mnemos {command.name}"
+    return parsed(lambda: tyro.cli(function, prog=name, args=arguments), name)
 
-    return parsed(
-        lambda: tyro.extras.subcommand_cli_from_dict(
-            {name: later(command) for name, command in COMMANDS.items()},
-            prog="mnemos",
-            args=arguments,
-            description="Sequence models whose memory learns at test time. Each command has --help; --version prints which this is.",
-        ),
-        f"mnemos {arguments[0]}" if arguments and arguments[0] in COMMANDS else "mnemos",
+
+def _parse_all(arguments: Sequence[str]) -> None:
+    """tyro's own options, which concern all commands at once."""
+    import tyro
+
+    from .usage import parsed
+
+    def nothing() -> None: ...
+
+    functions = {
+        name: nothing if command.parses_arguments else _later(command.load()) for name, command in COMMANDS.items()
+    }
+    parsed(
+        lambda: tyro.extras.subcommand_cli_from_dict(functions, prog="mnemos", args=arguments, description=ABOUT),
+        "mnemos",
     )
+
+
+def _later(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def bound(*args, **kwargs):
+        return functools.partial(function, *args, **kwargs)
+
+    return bound

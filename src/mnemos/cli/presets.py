@@ -36,22 +36,25 @@ def _print_config(name: str, size: str) -> None:
 
 
 def _print_table(sizes: list[str]) -> None:
-    from ..models import presets as table
+    from .preset_table import check_size, kept
     from .tables import print_table
 
-    shapes = [table.size(name) for name in sizes]
+    table = kept()
+    for name in sizes:
+        check_size(name, table)
     choices = ["name", "block", "structure", "objective", "features", "window", "rule", "retention"]
-    presets = []
-    for preset in table.PRESETS.values():
-        counts = [_short(table.count(table.config(preset.name, shape.name))) for shape in shapes]
-        presets.append([preset.name, preset.block, *preset.choices.values(), *counts])
+    presets = [
+        [name, row["block"], *row["choices"].values(), *(_short(row["counts"][size]) for size in sizes)]
+        for name, row in table["presets"].items()
+    ]
     counted = ["transformer", "titans-mag", "atlas-mag", "qk-mag"]
     numbers = ["name", "hidden_size", "layers", "heads", "vocab_size", "attention_window", *counted, "used by"]
     known = []
-    for x in table.SIZES.values():
-        shape = map(str, (x.hidden_size, x.layers, x.heads, x.vocab_size, x.window))
-        known.append([x.name, *shape, *(_short(table.count(table.config(row, x.name))) for row in counted), x.source])
-    print_table(choices + [shape.name for shape in shapes], presets, left=choices, title="Presets")
+    for name, x in table["sizes"].items():
+        shape = (str(x[field]) for field in ("hidden_size", "layers", "heads", "vocab_size", "window"))
+        counts = (_short(table["presets"][row]["counts"][name]) for row in counted)
+        known.append([name, *shape, *counts, x["source"]])
+    print_table(choices + sizes, presets, left=choices, title="Presets")
     print_table(numbers, known, left=[x for x in numbers if x not in counted], title="Sizes")
     print("One in full: mnemos presets atlas-mag --size 340m")
 

@@ -25,6 +25,8 @@ def runs(
     import sys
     from pathlib import Path
 
+    if not names and not any(Path(folder).glob("*/config.yaml")):  # answered without the seconds that torch takes
+        raise ValueError(_no_run(folder))
     from ..train import runs as record
 
     if names:
@@ -32,7 +34,7 @@ def runs(
     else:
         found = record.list_runs(folder, lambda why: print(f"mnemos: left out: {why}", file=sys.stderr))
     if not found:
-        raise ValueError(f"{folder} holds no run; `mnemos train` makes one")
+        raise ValueError(_no_run(folder))
     rows = [run.summary() for run in found]
     if json:
         import json as text
@@ -44,6 +46,10 @@ def runs(
     if plot is not None:
         record.plot(found, plot)
         print(f"picture: {plot}")
+
+
+def _no_run(folder: str) -> str:
+    return f"{folder} holds no run; `mnemos train` makes one"
 
 
 def _print_table(rows: list[dict]) -> None:

@@ -28,11 +28,6 @@ SHORT = {
 }
 
 
-def train() -> None:
-    """Train a model: on text that is on every machine, on your files, or on datasets of the hub."""
-    raise AssertionError("parses its own arguments: see run_train")
-
-
 def run_train(arguments: Sequence[str]) -> int:
     """The exit status: 0 for a run that ended or was stopped and saved, 1 for one that failed."""
     arguments, processes = _dry(arguments)
@@ -154,6 +149,11 @@ def read_arguments(arguments: Sequence[str]):
         raise ValueError(
             f"--resume goes on with the model of the run, {before.preset} {before.size}: leave out --preset, --size and --model.set"
         )
+    if config.watch.trackers:
+        from ..train.telemetry import check_tracker
+
+        for tracker in config.watch.trackers:
+            check_tracker(tracker)
     if config.name is not None:
         check_name(config.name)
     if chosen["--config"] and config.name and "--name" not in flags:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .long_context import BookDataset, LongContextDataset
     from .opening import Data, open_data
     from .padding import collate
+    from .readers import Item, Reader, Rules, open_item, register_reader
     from .recall import RecallDataset
     from .report import Report
     from .tokenizer import ByteTokenizer, Tokenizer, check_vocabulary, open_tokenizer
@@ -26,14 +27,19 @@ _HOME = {
     "Data": "opening",
     "DataConfig": "config",
     "FixedBatches": "batches",
+    "Item": "readers",
     "LongContextDataset": "long_context",
+    "Reader": "readers",
     "RecallDataset": "recall",
     "Report": "report",
+    "Rules": "readers",
     "Tokenizer": "tokenizer",
     "check_vocabulary": "tokenizer",
     "collate": "padding",
     "open_data": "opening",
+    "open_item": "readers",
     "open_tokenizer": "tokenizer",
+    "register_reader": "readers",
     "train_bpe": "bpe",
 }
 
@@ -44,14 +50,19 @@ __all__ = [
     "Data",
     "DataConfig",
     "FixedBatches",
+    "Item",
     "LongContextDataset",
+    "Reader",
     "RecallDataset",
     "Report",
+    "Rules",
     "Tokenizer",
     "check_vocabulary",
     "collate",
     "open_data",
+    "open_item",
     "open_tokenizer",
+    "register_reader",
     "train_bpe",
 ]
 

@@ -16,7 +16,7 @@ from filelock import FileLock
 from ..whole import remove_parts
 from .files import read_json, write_json
 from .parts import Item, parts_of
-from .readers import Rules, read
+from .readers import Rules, modules_of, read
 from .report import Report
 from .shards import FORMAT, ShardWriter, Store, dtype_of, whole_shard
 from .sources import Source
@@ -153,7 +153,9 @@ def _build(
             on_progress(Progress(file_bytes=sum(item.size for item in part)))
         else:
             todo.append(number)
-    if min(workers, len(todo)) > 1 and sum(item.size for n in todo for item in parts[n]) >= WORTH_PROCESSES:
+    items = [item for number in todo for item in parts[number]]
+    importable = None not in modules_of(items)  # a reader of a script or a notebook is not
+    if importable and min(workers, len(todo)) > 1 and sum(item.size for item in items) >= WORTH_PROCESSES:
         from .processes import encode_in_processes
 
         jobs = [(number, parts[number]) for number in todo]

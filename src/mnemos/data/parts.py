@@ -1,33 +1,15 @@
-"""What a process is given to read: items (a file, a piece of one, a hub dataset), in groups of about the same size."""
+"""Files as items (a file, or a piece of one), in groups of about the same size: what a process is given to read."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from .files import require
+from .reader import Item, reader_of_suffix
+from .readers import READERS, Text
 
 PART_BYTES = 2**27  # of files, for one process to read
-SUFFIXES = {".txt": "text", ".md": "text", ".json": "json", ".jsonl": "jsonl", ".parquet": "parquet"}
-
-
-@dataclass(frozen=True)
-class Item:
-    """kind: text, json, jsonl, parquet, hub or embedded. start, stop: bytes of a jsonl file, row groups of a parquet file."""
-
-    kind: str
-    path: str = ""
-    start: int = 0
-    stop: int = -1
-    size: int = 0
-    changed: int = 0
-    subset: str | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def kind_of(path: Path) -> str | None:
@@ -39,9 +21,19 @@ def kind_of(path: Path) -> str | None:
     name = path.name.lower()
     zipped = name.endswith(".gz")
     suffix = os.path.splitext(name.removesuffix(".gz"))[1]
-    if suffix == ".parquet" and zipped:
-        return None
-    return SUFFIXES.get(suffix, "text" if zipped and not suffix else None)
+    reader = reader_of_suffix(suffix)
+    if reader is None:
+        return Text.name if zipped and not suffix else None
+    return None if zipped and not reader.zipped else reader.name
+
+
+def known_suffixes() -> list[str]:
+    """Endings of the files that can be read.
+
+    >>> known_suffixes()[:3]
+    ['.txt', '.md', '.json']
+    """
+    return [suffix for reader in READERS.values() for suffix in reader.suffixes]
 
 
 def files_under(folder: Path) -> list[Path]:
@@ -62,14 +54,11 @@ def items_of(path: Path, kind: str, part_bytes: int | None = None) -> list[Item]
     part_bytes = part_bytes or PART_BYTES
     stat = path.stat()
     whole = Item(kind, str(path.resolve()), size=stat.st_size, changed=stat.st_mtime_ns)
-    if stat.st_size <= part_bytes or kind not in ("jsonl", "parquet") or path.name.lower().endswith(".gz"):
+    if stat.st_size <= part_bytes or path.name.lower().endswith(".gz"):
         return [whole]
-    if kind == "jsonl":
-        ends = [*range(part_bytes, stat.st_size, part_bytes), stat.st_size]
-    else:
-        groups = open_parquet(path).metadata.num_row_groups
-        pieces = min(groups, -(-stat.st_size // part_bytes))
-        ends = [groups * (i + 1) // pieces for i in range(pieces)]
+    ends = READERS[kind].ends(path, stat.st_size, part_bytes)
+    if not ends:
+        return [whole]
     starts = [0, *ends[:-1]]
     size = stat.st_size // len(ends)
     return [Item(kind, whole.path, a, b, size, whole.changed) for a, b in zip(starts, ends)]
@@ -87,13 +76,3 @@ def parts_of(items: Iterable[Item], part_bytes: int | None = None) -> list[list[
         parts[-1].append(item)
         room -= item.size
     return parts
-
-
-def open_parquet(path: str | Path):
-    """A parquet file, or a sentence that it is none."""
-    pyarrow = require("pyarrow", "data")
-    require("pyarrow.parquet", "data")
-    try:
-        return pyarrow.parquet.ParquetFile(str(path))
-    except (pyarrow.ArrowInvalid, OSError) as broken:
-        raise ValueError(f"{path} is not a readable parquet file: {str(broken).splitlines()[0]}") from None

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ..interpreter import command
-from .parts import Item
-from .readers import Rules
+from .modules import import_named
+from .readers import Item, Rules, modules_of
 from .tokenizer import ByteTokenizer, FastTokenizer, Tokenizer, open_tokenizer
 
 
@@ -41,6 +41,7 @@ def encode_in_processes(
             waiting.put({"number": number, "items": [item.as_json() for item in items], "folder": str(folder)})
         common: dict[str, Any] = {"rules": vars(rules), "tokenizer": opened, "add_bos": add_bos}
         common |= {"ends": [tokenizer.eos_token_id, tokenizer.bos_token_id]}
+        common |= {"modules": modules_of(item for _, items in jobs for item in items)}
         lock, stop = threading.Lock(), threading.Event()
         processes = [stack.enter_context(_worker(workers)) for _ in range(workers)]
         with ThreadPoolExecutor(workers) as pool:
@@ -120,6 +121,8 @@ def main() -> None:
         job = json.loads(line)
         try:
             if tokenizer is None:
+                for module in job["modules"]:  # those of readers that a user has registered
+                    import_named(module)
                 tokenizer = open_tokenizer(**job["tokenizer"])
                 tokenizer.eos_token_id, tokenizer.bos_token_id = job["ends"]
             items = [Item(**item) for item in job["items"]]

@@ -6,15 +6,12 @@ import hashlib
 import json
 import math
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .embedded import LIMIT
-from .parts import Item, files_under, items_of, kind_of, open_parquet
-from .readers import RECORDS, Rules
-from .report import Report
+from .parts import Item, files_under, items_of, kind_of, known_suffixes
+from .readers import READERS, Hub, Rules, Text
 
 SMOLLM = "HuggingFaceTB/smollm-corpus"
 RECIPES: dict[str, tuple[tuple[str, float], ...]] = {
@@ -39,6 +36,8 @@ class Source:
     def fingerprint(self, rules: Rules) -> str:
         """Changes with any file's name, size or time of change, and with the rules of reading."""
         content = {"items": [item.as_json() for item in self.items], "rules": vars(rules)}
+        versions = {item.kind: READERS[item.kind].version for item in self.items if READERS[item.kind].version}
+        content |= {"versions": versions} if versions else {}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
 
@@ -48,7 +47,7 @@ def known_recipes() -> list[str]:
     >>> "embedded" in known_recipes()
     True
     """
-    return ["embedded", *RECIPES, *HUB]
+    return [*(reader.source for reader in READERS.values() if reader.source is not None), *RECIPES, *HUB]
 
 
 def parse(specs: Sequence[str]) -> list[tuple[str, float | None]]:
@@ -96,44 +95,31 @@ def resolve(specs: Sequence[str], rules: Rules) -> list[Source]:
 
 
 def _items(name: str, rules: Rules) -> list[Item]:
-    if name == "embedded":
-        return [Item("embedded", path=f"python {sys.version}", size=LIMIT)]
+    for reader in READERS.values():
+        if name == reader.source:
+            return [reader.source_item(rules)]
     if name in HUB:
         path, subset = HUB[name]
-        return [Item("hub", path, subset=subset, size=rules.hub_bytes)]
+        return [Item(Hub.name, path, subset=subset, size=rules.hub_bytes)]
     path = Path(name).expanduser()
     if os.path.isdir(path) and name.strip():  # unlike Path.is_dir, not an error for a name that is too long
         files = files_under(path)
         if not files:
-            raise ValueError(f"folder {name} holds no .txt, .md, .json, .jsonl or .parquet file (nor .gz of them)")
+            *first, last = known_suffixes()
+            raise ValueError(f"folder {name} holds no {', '.join(first)} or {last} file (nor .gz of them)")
     elif os.path.isfile(path):
         files = [path]
     elif _looks_like_a_path(name):
         raise ValueError(f"source {name!r:.200} does not exist; recipes are {', '.join(known_recipes())}")
     else:
         owner, _, subset = name.partition("@")
-        return [Item("hub", owner, subset=subset or None, size=rules.hub_bytes)]
-    kinds = [kind_of(file) or "text" for file in files]
+        return [Item(Hub.name, owner, subset=subset or None, size=rules.hub_bytes)]
+    kinds = [kind_of(file) or Text.name for file in files]
     for kind in sorted(set(kinds)):
-        _look_into(files[kinds.index(kind)], kind, rules)
+        READERS[kind].check(files[kinds.index(kind)], rules)
     return [item for file, kind in zip(files, kinds) for item in items_of(file, kind)]
 
 
 def _looks_like_a_path(name: str) -> bool:
     starts = name.startswith((".", "/", "~", "\\")) or name.count("/") > 1 or "\\" in name
     return starts or kind_of(Path(name)) is not None or not name.strip() or len(name) > 255
-
-
-def _look_into(path: Path, kind: str, rules: Rules) -> None:
-    """A missing column is found here, not after an hour."""
-    if kind == "parquet":
-        columns = open_parquet(path).schema_arrow.names
-        if rules.column not in columns:
-            raise ValueError(f"{path} has no column {rules.column!r}: text_column can be one of {', '.join(columns)}")
-    elif kind == "jsonl":
-        item = Item(kind, str(path))
-        first = next(RECORDS[kind](item, rules, Report(), lambda n: None), "")
-        if not isinstance(first, str):
-            raise ValueError(
-                f"the first line of {path} has no text under {rules.column!r}: text_column must name a key that holds a string"
-            )

@@ -2,31 +2,70 @@
 
 Everything streams: a text is read through the model's state in pieces, so length costs time and no memory.
 `mnemos.eval.harness` is the adapter for lm-evaluation-harness (extra `eval`); it is imported only where it is used.
+Names are loaded when first used: the options of `mnemos eval --help` need no torch.
 """
 
-from .babilong import babilong_suite, public_babilong
-from .capacity import bare_capacity
-from .commonsense import commonsense_suite
-from .evaluator import AtlasEvaluator, Evaluator
-from .frozen import frozen_memory
-from .length import context_length_scaling
-from .lm import LanguageModel
-from .mad import Decoder, mad_score
-from .needle import needle_in_haystack_test, needle_suite
-from .pairs import capacity_suite, memory_capacity_test
-from .perplexity import Perplexity, perplexity, perplexity_by_context
-from .recall import accuracy, mqar_suite
-from .runner import run_suites
-from .suites import SUITES, Settings
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .babilong import babilong_suite, public_babilong
+    from .capacity import bare_capacity
+    from .commonsense import commonsense_suite
+    from .evaluator import AtlasEvaluator, Evaluator
+    from .frozen import frozen_memory
+    from .length import context_length_scaling
+    from .lm import LanguageModel
+    from .mad import Decoder, mad_score
+    from .needle import needle_in_haystack_test, needle_suite
+    from .pairs import capacity_suite, memory_capacity_test
+    from .recall import accuracy, mqar_suite
+    from .runner import run_suites
+    from .settings import Settings
+    from .suites import SUITES, Context, Suite, register_suite
+    from .text_loss import Perplexity, perplexity, perplexity_by_context
+
+_HOME = {
+    "SUITES": "suites",
+    "AtlasEvaluator": "evaluator",
+    "Context": "suites",
+    "Decoder": "mad",
+    "Evaluator": "evaluator",
+    "LanguageModel": "lm",
+    "Perplexity": "text_loss",
+    "Settings": "settings",
+    "Suite": "suites",
+    "accuracy": "recall",
+    "babilong_suite": "babilong",
+    "bare_capacity": "capacity",
+    "capacity_suite": "pairs",
+    "commonsense_suite": "commonsense",
+    "context_length_scaling": "length",
+    "frozen_memory": "frozen",
+    "mad_score": "mad",
+    "memory_capacity_test": "pairs",
+    "mqar_suite": "recall",
+    "needle_in_haystack_test": "needle",
+    "needle_suite": "needle",
+    "perplexity": "text_loss",
+    "perplexity_by_context": "text_loss",
+    "public_babilong": "babilong",
+    "register_suite": "suites",
+    "run_suites": "runner",
+}
 
 __all__ = [
     "SUITES",
     "AtlasEvaluator",
+    "Context",
     "Decoder",
     "Evaluator",
     "LanguageModel",
     "Perplexity",
     "Settings",
+    "Suite",
     "accuracy",
     "babilong_suite",
     "bare_capacity",
@@ -42,5 +81,13 @@ __all__ = [
     "perplexity",
     "perplexity_by_context",
     "public_babilong",
+    "register_suite",
     "run_suites",
 ]
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    return value

@@ -9,16 +9,18 @@ from typing import Any
 from ..data.tasks import Background
 from ..data.tasks.babilong import mentions_names
 from .babilong import babilong_suite
-from .commonsense import SOURCES, commonsense_suite
+from .commonsense import commonsense_suite
+from .commonsense_data import SOURCES
 from .length import LENGTHS, context_length_scaling
 from .lm import LanguageModel
 from .mad import mad_score
 from .needle import needle_in_haystack_test, needle_suite
 from .pairs import memory_capacity_test
-from .perplexity import Perplexity, perplexity, perplexity_by_context
 from .recall import mqar_suite
 from .runner import run_suites
-from .suites import Settings
+from .settings import Settings
+from .suites import usual_suites
+from .text_loss import Perplexity, perplexity, perplexity_by_context
 
 
 class Evaluator:
@@ -91,7 +93,7 @@ class Evaluator:
 
     def run_full_evaluation(
         self,
-        suites: Sequence[str] = ("perplexity", "needle", "babilong", "capacity", "length"),
+        suites: Sequence[str] = usual_suites(with_text=True),
         output: str | os.PathLike | None = None,
         progress: Callable[[int], object] | None = None,
         **settings,

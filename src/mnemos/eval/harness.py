@@ -22,7 +22,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
 from .lm import LanguageModel, Past
-from .perplexity import document_losses
+from .text_loss import document_losses
 
 
 @register_model("mnemos")

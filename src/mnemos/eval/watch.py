@@ -16,7 +16,8 @@ from typing import Any
 from .files import finite
 from .loading import load
 from .runner import run_suites
-from .suites import Settings, check_names
+from .settings import Settings
+from .suites import check_names
 
 FILE = "eval_results.jsonl"
 

@@ -5,6 +5,7 @@ metrics.jsonl holds one object per line, each with "step", "kind" ("train", "val
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
@@ -12,11 +13,13 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-import torch
-
+from ..choices import unknown
 from ..whole import write_text
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Tracker(Protocol):
@@ -27,7 +30,43 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
+class TrackerFactory(Protocol):
+    """Opens a tracker: a class or a function of the run's folder, its name and its config."""
+
+    def __call__(self, folder: Path, name: str, config: dict) -> Tracker: ...
+
+
+Factory = TypeVar("Factory", bound=TrackerFactory)
+TRACKERS: dict[str, TrackerFactory] = {}
+
+
+def register_tracker(name: str) -> Callable[[Factory], Factory]:
+    """Decorate a class or function (folder, name, config) -> `Tracker` to make it the tracker NAME.
+
+    >>> @register_tracker("nowhere")
+    ... class Nowhere:
+    ...     def __init__(self, folder, name, config): ...
+    ...     def log(self, step, numbers): ...
+    ...     def close(self): ...
+    >>> TRACKERS.pop("nowhere").__name__
+    'Nowhere'
+    """
+    if name in TRACKERS:
+        raise ValueError(f"tracker {name!r} is registered already: choose another name")
+
+    def register(factory: Factory) -> Factory:
+        TRACKERS[name] = factory
+        return factory
+
+    return register
+
+
+@register_tracker("tensorboard")
 class TensorBoard:
+    """TensorBoard's files, in the run's folder."""
+
+    extra = "track"
+
     def __init__(self, folder: Path, name: str, config: dict):
         from torch.utils.tensorboard import SummaryWriter
 
@@ -43,19 +82,10 @@ class TensorBoard:
 
 
 class WandbLike:
-    """Weights & Biases, or trackio, which has the same calls. WANDB_MODE=offline needs no network."""
+    """What Weights & Biases and trackio have in common: `api` is the module, with `log` and `finish`."""
 
-    def __init__(self, module: str, folder: Path, name: str, config: dict):
-        import importlib
-
-        self.api = importlib.import_module(module)
-        if module == "wandb":
-            place = zlib.crc32(str(folder.resolve()).encode())  # runs of one name in two places are two runs
-            self.run = self.api.init(
-                project="mnemos", name=name, config=config, dir=str(folder), resume="allow", id=f"{name}-{place:08x}"
-            )
-        else:
-            self.run = self.api.init(project="mnemos", name=name, config=config)
+    extra = "track"
+    api: Any
 
     def log(self, step: int, numbers: dict[str, float]) -> None:
         self.api.log(numbers, step=step)
@@ -64,12 +94,46 @@ class WandbLike:
         self.api.finish()
 
 
+@register_tracker("wandb")
+class Wandb(WandbLike):
+    """Weights & Biases. WANDB_MODE=offline needs no network."""
+
+    def __init__(self, folder: Path, name: str, config: dict):
+        self.api = importlib.import_module("wandb")
+        place = zlib.crc32(str(folder.resolve()).encode())  # runs of one name in two places are two runs
+        self.run = self.api.init(
+            project="mnemos", name=name, config=config, dir=str(folder), resume="allow", id=f"{name}-{place:08x}"
+        )
+
+
+@register_tracker("trackio")
+class Trackio(WandbLike):
+    """trackio, which keeps its records on this machine."""
+
+    def __init__(self, folder: Path, name: str, config: dict):
+        self.api = importlib.import_module("trackio")
+        self.run = self.api.init(project="mnemos", name=name, config=config)
+
+
+def check_tracker(kind: str) -> None:
+    """Raise an error that lists the valid trackers for an unknown one."""
+    if kind not in TRACKERS:
+        raise unknown("tracker", kind, TRACKERS)
+
+
 def open_tracker(kind: str, folder: Path, name: str, config: dict) -> Tracker:
     """A tracker by name; a missing package is one sentence."""
+    check_tracker(kind)
     try:
-        return TensorBoard(folder, name, config) if kind == "tensorboard" else WandbLike(kind, folder, name, config)
-    except ImportError:
-        raise ValueError(f"the tracker {kind} needs the extra track: pip install 'mnemos[track]'") from None
+        return TRACKERS[kind](folder, name, config)
+    except ImportError as missing:
+        extra = getattr(TRACKERS[kind], "extra", None)
+        needed = (
+            f"{missing.name}, which is not installed"
+            if extra is None
+            else f"the extra {extra}: pip install 'mnemos[{extra}]'"
+        )
+        raise ValueError(f"the tracker {kind} needs {needed}") from None
 
 
 class Metrics:
@@ -173,6 +237,8 @@ class Speed:
     """Tokens per second, time spent waiting for data, model-FLOPs utilisation, peak memory, since the last look."""
 
     def __init__(self, device: torch.device, flops_per_token: float, dtype: str):
+        import torch
+
         self.device, self.flops_per_token = device, flops_per_token
         self.peak = matmul_peak(device, getattr(torch, dtype))
         self.start()
@@ -196,6 +262,8 @@ class Speed:
 
 def matmul_peak(device: torch.device, dtype: torch.dtype, size: int = 512) -> float:
     """FLOP/s of a large product on this device: what the utilisation is a share of. Measured, no data sheet."""
+    import torch
+
     size = 4096 if device.type == "cuda" else size
     x = torch.randn(size, size, device=device, dtype=dtype)
     best = math.inf
@@ -211,6 +279,8 @@ def matmul_peak(device: torch.device, dtype: torch.dtype, size: int = 512) -> fl
 def peak_memory(device: torch.device) -> float:
     """MB: of the GPU's allocator, or of the process."""
     if device.type == "cuda":
+        import torch
+
         return torch.cuda.max_memory_allocated(device) / 2**20
     import resource
     import sys

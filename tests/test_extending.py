@@ -1,0 +1,238 @@
+"""Parts that are defined outside the package, used through the real command line with --import."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mnemos
+
+SRC = str(Path(mnemos.__file__).parents[1])
+MAIN = "import sys; from mnemos.cli import main; sys.exit(main())"  # what the `mnemos` script holds
+SMALL_PARTS = "from mnemos.data import build, parts; parts.PART_BYTES, build.WORTH_PROCESSES = 300, 0; "
+COMMAND = '''
+from mnemos.cli import register_command
+
+@register_command("hello")
+def hello(name: str, times: int = 1) -> None:
+    """Greet somebody.
+
+    Args:
+        name: whom to greet.
+        times: how often.
+    """
+    print(f"Hello, {name}! " * times)
+'''
+SUITE = """
+from mnemos.eval import register_suite
+
+@register_suite("vocabulary", "the model's tokens, and the seed", columns=("tokens", "seed"), reads_text=False)
+def vocabulary(context, progress):
+    return [{"tokens": context.lm.vocab_size, "seed": context.settings.seed}]
+"""
+READER = """
+from mnemos.data import Reader, open_item, register_reader
+
+@register_reader
+class Shout(Reader):
+    name, suffixes = "shout", (".shout",)
+
+    def records(self, item, rules, report, on_bytes):
+        with open_item(item, on_bytes) as file:
+            for line in iter(file.readline, b""):
+                yield line.decode().upper()
+"""
+TRACKER = """
+from mnemos.train.telemetry import register_tracker
+
+@register_tracker("lines")
+class Lines:
+    def __init__(self, folder, name, config):
+        self.file = open(folder / "numbers.txt", "a")
+
+    def log(self, step, numbers):
+        self.file.writelines(f"{step} {key}\\n" for key in numbers)
+
+    def close(self):
+        self.file.close()
+"""
+TRAIN = ("--recipe", "debug", "--steps", "2", "--watch.no-display", "--watch.log-every", "1", "--name", "a")
+
+
+@pytest.fixture
+def mnemos_in(tmp_path):
+    """Runs the command in a folder of its own; path: one more folder on Python's path."""
+    script = tmp_path / "elsewhere" / "script.py"
+    script.parent.mkdir()
+    folder = tmp_path / "here"
+    folder.mkdir()
+
+    def run(*arguments: str, path: Path | None = None, before: str = "") -> subprocess.CompletedProcess:
+        script.write_text(before + MAIN)
+        paths = os.pathsep.join(map(str, filter(None, [SRC, path])))
+        environment = os.environ | {
+            "PYTHONPATH": paths,
+            "OMP_NUM_THREADS": "1",
+            "MNEMOS_CACHE": str(tmp_path / "cache"),
+        }
+        environment.pop("PYTHONSAFEPATH", None)
+        return subprocess.run(
+            [sys.executable, str(script), *arguments], cwd=folder, env=environment, capture_output=True, text=True
+        )
+
+    run.folder = folder
+    return run
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    from mnemos.models import MnemosForCausalLM, presets
+
+    folder = tmp_path_factory.mktemp("model")
+    MnemosForCausalLM(presets.config("titans-lmm", hidden_size=32, num_hidden_layers=1)).save_pretrained(folder)
+    return folder
+
+
+def test_a_command_of_ones_own_runs_has_help_and_is_listed(mnemos_in):
+    (mnemos_in.folder / "parts.py").write_text(COMMAND)
+    done = mnemos_in("hello", "--name", "Ada", "--times", "2", "--import", "./parts.py")
+    assert (done.stdout, done.returncode) == ("Hello, Ada! Hello, Ada! \n", 0), done.stderr
+    assert "whom to greet" in mnemos_in("--import", "./parts.py", "hello", "--help").stdout
+    assert "Greet somebody." in mnemos_in("--import=./parts.py", "--help").stdout
+    done = mnemos_in("hello", "--nme", "Ada", "--import", "./parts.py")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    done = mnemos_in("hello", "--name", "Ada")
+    assert done.returncode == 2 and done.stderr.startswith("mnemos: command 'hello' is unknown; choose one of ablate,")
+
+
+def test_a_suite_of_ones_own_is_measured_and_shown(mnemos_in, model, tmp_path):
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "my_suites.py").write_text(SUITE)
+    words = ("eval", str(model), "--suite", "vocabulary", "--seed", "7", "--output", str(tmp_path / "found.json"))
+    done = mnemos_in(*words, "--import", "my_suites", path=tmp_path / "library")
+    assert done.returncode == 0, done.stderr
+    assert "vocabulary" in done.stdout and "256" in done.stdout
+    assert json.loads((tmp_path / "found.json").read_text())["suites"]["vocabulary"]["rows"] == [
+        {"tokens": 256, "seed": 7}
+    ]
+    assert "the model&#x27;s tokens, and the seed" in (tmp_path / "found.html").read_text()
+    done = mnemos_in(*words, path=tmp_path / "library")
+    assert done.returncode == 2 and "suite 'vocabulary' is unknown; choose one of perplexity" in done.stderr
+
+
+@pytest.mark.parametrize("before", ["", SMALL_PARTS], ids=["one process", "several processes"])
+@pytest.mark.parametrize("by", ["name", "path"])
+def test_a_reader_of_ones_own_reads_also_in_processes_that_tokenise(mnemos_in, tmp_path, before, by):
+    place = tmp_path / "library" if by == "name" else mnemos_in.folder
+    place.mkdir(exist_ok=True)
+    (place / "my_readers.py").write_text(READER)
+    module, path = ("my_readers", place) if by == "name" else ("./my_readers.py", None)
+    (mnemos_in.folder / "notes").mkdir()
+    for name in "abc":
+        (mnemos_in.folder / "notes" / f"{name}.shout").write_text("so it goes, on and on\n" * 20)
+    words = ("data", "show", "notes", "--seq-len", "16", "--batch-size", "2", "--val-fraction", "0", "--workers", "2")
+    done = mnemos_in(*words, "--import", module, path=path, before=before)
+    assert done.returncode == 0, done.stderr
+    assert "SO IT GOES" in done.stdout and "60" in done.stdout
+    assert len(list((tmp_path / "cache" / "shards").glob("*/*.bin"))) == (3 if before else 1)
+    done = mnemos_in(*words)
+    assert done.returncode == 2 and "folder notes holds no .txt, .md, .json, .jsonl or .parquet file" in done.stderr
+
+
+def test_shards_are_made_anew_for_another_version_of_a_reader(mnemos_in, tmp_path):
+    (mnemos_in.folder / "a.shout").write_text("so it goes, on and on\n" * 20)
+    for version in (1, 1, 2):
+        (mnemos_in.folder / "parts.py").write_text(f"{READER}\n    version = {version}\n")
+        done = mnemos_in("data", "build", "a.shout", "--seq-len", "16", "--import", "./parts.py")
+        assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "cache" / "shards").glob("*/index.json"))) == 2
+
+
+def test_a_tracker_of_ones_own_gets_the_numbers_of_a_trainer(mnemos_in):
+    (mnemos_in.folder / "parts.py").write_text(
+        TRACKER
+        + """
+from mnemos.cli import register_command
+
+@register_command("track")
+def track() -> None:
+    import dataclasses
+    from mnemos.cli.train import read_arguments
+    from mnemos.train import Trainer
+    config, _ = read_arguments({words!r})
+    config.watch = dataclasses.replace(config.watch, trackers=("lines",))
+    Trainer(config).train()
+""".replace("{words!r}", repr(list(TRAIN)))
+    )
+    done = mnemos_in("track", "--import", "./parts.py")
+    assert done.returncode == 0, done.stderr
+    assert "2 train/loss" in (mnemos_in.folder / "runs" / "a" / "numbers.txt").read_text().splitlines()
+
+
+@pytest.mark.xfail(strict=True, reason="WatchConfig.trackers is a Literal of the three trackers of the package")
+def test_a_tracker_of_ones_own_is_used_by_the_command_and_its_run_opens_again(mnemos_in):
+    (mnemos_in.folder / "parts.py").write_text(TRACKER)
+    done = mnemos_in("train", *TRAIN, "--track", "lines", "--import", "./parts.py")
+    assert done.returncode == 0, done.stderr
+    assert "2 train/loss" in (mnemos_in.folder / "runs" / "a" / "numbers.txt").read_text().splitlines()
+    assert json.loads(mnemos_in("runs", "--json").stdout)["step"] == 2
+    done = mnemos_in("train", *TRAIN, "--track", "lins", "--import", "./parts.py")
+    assert done.returncode == 2 and "tracker 'lins' is unknown; did you mean lines?" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (COMMAND.replace('"hello"', '"eval"'), "command 'eval' is registered already: choose another name"),
+        (COMMAND.replace('"hello"', '"-x"'), "the name of a command must be one word that does not begin with -"),
+        (SUITE.replace('"vocabulary"', '"needle"'), "suite 'needle' is registered already: choose another name"),
+        (READER.replace('"shout"', '"json"'), "reader 'json' is registered already: choose another name"),
+        (READER.replace('".shout"', '".md"'), "reader 'shout': files that end in .md are those of reader 'text'"),
+        (READER.replace('".shout"', '"shout"'), "reader 'shout': suffix 'shout' must be in lower case"),
+        (TRACKER.replace('"lines"', '"wandb"'), "tracker 'wandb' is registered already: choose another name"),
+        ("import nosuchmodule", "./parts.py needs nosuchmodule, which is not installed"),
+        ("def f(:", "./parts.py is not Python: invalid syntax"),
+    ],
+)
+def test_a_module_that_cannot_be_used_is_one_sentence(mnemos_in, content, sentence):
+    (mnemos_in.folder / "parts.py").write_text(content)
+    done = mnemos_in("--version", "--import", "./parts.py")
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith(f"mnemos: --import ./parts.py: {sentence}"), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("nowhere", "there is no module nowhere on Python's path; name a file by its path: ./nowhere.py"),
+        ("./nowhere.py", "./nowhere.py is not a Python file"),
+        ("no-where", "'no-where' is not the name of a module; name a file by its path: ./parts.py"),
+        ("", "'' is not the name of a module; name a file by its path: ./parts.py"),
+        ("json.nowhere", "there is no module json.nowhere on Python's path"),
+    ],
+)
+def test_a_module_that_is_not_there_is_one_sentence(mnemos_in, name, sentence):
+    done = mnemos_in("--version", "--import", name)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith(f"mnemos: --import {name}: {sentence}") and len(done.stderr.splitlines()) == 1
+
+
+def test_a_file_of_the_working_folder_is_imported_by_its_path_alone(mnemos_in):
+    marker = "open('ran', 'w').close()"
+    (mnemos_in.folder / "parts.py").write_text(marker)
+    (mnemos_in.folder / "json.py").write_text(marker)
+    for name, sentence in {
+        "parts": "there is no module parts on Python's path; name a file by its path: ./parts.py",
+        "./json.py": "./json.py cannot be imported: there is another module json; rename the file",
+    }.items():
+        done = mnemos_in("--version", "--import", name)
+        assert done.returncode == 2 and sentence in done.stderr
+        assert not (mnemos_in.folder / "ran").exists()
+    assert mnemos_in("--version", "--import", "./parts.py", "--import", "./parts.py").returncode == 0
+    assert (mnemos_in.folder / "ran").exists()
