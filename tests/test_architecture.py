@@ -69,7 +69,7 @@ def graph() -> dict[str, set[str]]:
 
 def folder(name: str) -> str:
     parts = name.split(".")
-    return parts[1] if len(parts) > 2 or modules()[name].name == "__init__.py" else ""
+    return parts[1] if len(parts) > 2 or (len(parts) == 2 and modules()[name].name == "__init__.py") else ""
 
 
 def test_every_folder_has_its_layer():

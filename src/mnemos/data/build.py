@@ -5,84 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from filelock import FileLock
 
 from ..whole import remove_parts
+from .encode import OnProgress, Progress, encode_part
 from .files import read_json, write_json
 from .parts import Item, parts_of
-from .readers import Rules, modules_of, read
+from .processes import encode_in_processes
+from .readers import Rules, modules_of
 from .report import Report
-from .shards import FORMAT, ShardWriter, Store, dtype_of, whole_shard
+from .shards import FORMAT, Store, dtype_of, whole_shard
 from .sources import Source
 from .tokenizer import Tokenizer
 
-FLUSH = 2**22  # characters tokenised at a time
 WORTH_PROCESSES = 2**25  # bytes of files below which starting processes costs more than it saves
-
-
-@dataclass
-class Progress:
-    """What a build tells whoever watches: bytes of the files done, and text and tokens made of them."""
-
-    file_bytes: int = 0
-    text_bytes: int = 0
-    tokens: int = 0
-
-
-OnProgress = Callable[[Progress], None]
-
-
-def encode_part(
-    items: Sequence[Item],
-    number: int,
-    folder: Path,
-    tokenizer: Tokenizer,
-    rules: Rules,
-    add_bos: bool = False,
-    on_progress: OnProgress = lambda p: None,
-) -> dict:
-    """Read items, tokenise, write shard `number`; what its .json says."""
-    report = Report()
-    done = 0
-
-    def on_bytes(n: int) -> None:
-        nonlocal done
-        done += n
-
-    with ShardWriter(folder, number, dtype_of(tokenizer.vocab_size)) as shard:
-        pending: list[tuple[str, bool]] = []
-        chars = 0
-        fresh = True
-
-        def flush() -> None:
-            nonlocal pending, chars, fresh, done
-            before = shard.bytes, shard.tokens
-            for (text, last), ids in zip(pending, tokenizer.encode_batch([text for text, _ in pending])):
-                if fresh and add_bos:
-                    shard.write(np.array([tokenizer.bos_token_id]))
-                shard.add_text(text)
-                shard.write(ids)
-                fresh = last
-                if last:
-                    shard.write(np.array([tokenizer.eos_token_id]))
-                    shard.end_document()
-            on_progress(Progress(done, shard.bytes - before[0], shard.tokens - before[1]))
-            pending, chars, done = [], 0, 0
-
-        for item in items:
-            for piece in read(item, rules, report, on_bytes):
-                pending.append((piece.text, piece.last))
-                chars += len(piece.text)
-                if chars >= FLUSH:
-                    flush()
-        flush()
-    return shard.finish(report)
 
 
 def build(
@@ -156,8 +95,6 @@ def _build(
     items = [item for number in todo for item in parts[number]]
     importable = None not in modules_of(items)  # a reader of a script or a notebook is not
     if importable and min(workers, len(todo)) > 1 and sum(item.size for item in items) >= WORTH_PROCESSES:
-        from .processes import encode_in_processes
-
         jobs = [(number, parts[number]) for number in todo]
         encode_in_processes(jobs, folder, tokenizer, rules, add_bos, min(workers, len(todo)), on_progress)
         return

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..interpreter import command
+from .encode import Progress, encode_part
 from .modules import import_named
 from .readers import Item, Rules, modules_of
 from .tokenizer import ByteTokenizer, FastTokenizer, Tokenizer, open_tokenizer
@@ -85,8 +86,6 @@ def _worker(workers: int):
 
 def _feed(process: subprocess.Popen, waiting: queue.SimpleQueue, common: dict, lock, stop, on_progress) -> None:
     """Give a process one job after another and pass its answers on; its stdin is closed when there are no more."""
-    from .build import Progress
-
     assert process.stdin and process.stdout
     while not stop.is_set():
         try:
@@ -112,8 +111,6 @@ def _feed(process: subprocess.Popen, waiting: queue.SimpleQueue, common: dict, l
 
 def main() -> None:
     """Serve jobs from stdin until it closes."""
-    from .build import encode_part
-
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print is no answer
     tokenizer = None

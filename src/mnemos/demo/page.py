@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from .charts import Line, Mark, chart
 from .facts import CHANCE
+from .results import example_at, examples_of
 
 if TYPE_CHECKING:
-    from .run import Report
+    from .results import Report
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #212529; --soft: #5c636a; --paper: #fff; --line: #dee2e6; --panel: #f8f9fa }
@@ -97,8 +98,6 @@ def _distance(report: Report) -> str:
 
 
 def _examples(report: Report) -> str:
-    from .run import example_at, examples_of
-
     distance = example_at(report.plan)
     rows = []
     for person, thing, *answers in examples_of(report.recall, distance, report.plan.course.pairs):

@@ -1,0 +1,133 @@
+"""What a demo measures: its plan, and the report of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..models import MnemosConfig, presets
+from .facts import VOCABULARY
+from .measure import Asked, Kept
+from .training import Course, Curve
+
+NAMES = (MEMORY, WINDOW)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Settings of the demo. seconds: training time of both models together; measuring is extra.
+
+    distances: tokens between facts and questions, in `rows` rows of course.pairs facts. far: the same for one long reading.
+    """
+
+    seconds: float = 170.0
+    course: Course = field(default_factory=Course)
+    width: int = 64
+    layers: int = 2
+    heads: int = 2
+    window: int = 16
+    text_characters: int = 3 * 2**20
+    rows: int = 16
+    distances: tuple[int, ...] = (4, 16, 64, 256, 1024, 4096)
+    far_rows: int = 2
+    far: tuple[int, ...] = (1_000, 10_000, 100_000)
+    attention_lengths: tuple[int, ...] = (1_000, 10_000)
+
+    @property
+    def reach(self) -> int:
+        """Tokens that the sliding windows of all layers together reach back."""
+        return self.layers * (self.window - 1)
+
+    def memory_config(self) -> MnemosConfig:
+        """Sliding-window attention and a matrix memory under the delta rule, side by side in every layer. Nothing fades by itself:
+        a fact is lost only where later writes come to lie on it."""
+        return presets.config(
+            "deltanet",
+            "nano",
+            layers="mag",
+            vocab_size=VOCABULARY,
+            hidden_size=self.width,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            attention_window=self.window,
+            memory_heads=self.heads,
+            memory_chunk_size=32,
+        )
+
+    def window_config(self) -> MnemosConfig:
+        """The same without the memory, its feed-forward layers widened until the parameters are as many."""
+        shape = {
+            "vocab_size": VOCABULARY,
+            "hidden_size": self.width,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "attention_window": self.window,
+        }
+        plain = presets.config("swa", "nano", **shape)
+        missing = presets.count(self.memory_config()) - presets.count(plain)
+        more = round(missing / (3 * self.width * self.layers))  # a hidden unit of a SwiGLU has three rows of weights
+        return presets.config("swa", "nano", intermediate_size=plain.feedforward_size + more, **shape)
+
+    def attention_config(self) -> MnemosConfig:
+        """Full attention of the same shape; only the size of its cache is measured."""
+        return presets.config(
+            "transformer",
+            "nano",
+            vocab_size=VOCABULARY,
+            hidden_size=self.width,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+        )
+
+
+@dataclass
+class Report:
+    """Measurements of a run, by model where there are two. `page` and `data` are the files it wrote."""
+
+    plan: Plan
+    parameters: dict[str, int]
+    curves: dict[str, Curve]
+    recall: dict[str, list[Asked]]
+    far: dict[str, list[Asked]]
+    attention: dict[int, int]
+    kept: Kept
+    text: dict[str, float]
+    seconds: float
+    machine: str
+    page: Path
+    data: Path
+
+    def to_json(self) -> dict[str, Any]:
+        """All numbers; tensors are left out."""
+
+        def asked(found: list[Asked]) -> list[dict[str, Any]]:
+            return [
+                {"distance": a.distance, "recall": a.recall, "state_bytes": a.state_bytes, "seconds": a.seconds}
+                for a in found
+            ]
+
+        return {
+            "plan": dataclasses.asdict(self.plan),
+            "parameters": self.parameters,
+            "training": {name: dataclasses.asdict(curve) for name, curve in self.curves.items()},
+            "recall": {name: asked(found) for name, found in self.recall.items()},
+            "far": {name: asked(found) for name, found in self.far.items()},
+            "full_attention_bytes": self.attention,
+            "saved": dataclasses.asdict(self.kept) | {"path": self.kept.path.name},
+            "bits_per_byte": self.text,
+            "seconds": self.seconds,
+            "machine": self.machine,
+        }
+
+
+def example_at(plan: Plan) -> int:
+    """The distance that examples are shown at: the first beyond twice the window's reach."""
+    return next((d for d in sorted(plan.distances) if d > 2 * plan.reach), max(plan.distances))
+
+
+def examples_of(recall: dict[str, list[Asked]], distance: int, count: int = 5) -> list[tuple[str, str, str, str]]:
+    """Person, thing, what each model says."""
+    memory, window = (next(a for a in recall[name] if a.distance == distance).examples(count) for name in NAMES)
+    return [(person, thing, said, other) for (person, thing, said), (_, _, other) in zip(memory, window)]
