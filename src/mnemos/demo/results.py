@@ -12,6 +12,7 @@ from .facts import VOCABULARY
 from .measure import Asked, Kept
 from .training import Course, Curve
 
+MEMORY, WINDOW = "memory", "window only"
 NAMES = (MEMORY, WINDOW)
 
 

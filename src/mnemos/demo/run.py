@@ -24,10 +24,9 @@ from .facts import CHANCE
 from .measure import Asked, Kept, bits_per_byte, recall_by_distance, save_and_load, state_bytes
 from .page import page
 from .picture import picture
-from .results import NAMES, Plan, Report, example_at, examples_of
+from .results import MEMORY, NAMES, WINDOW, Plan, Report, example_at, examples_of
 from .training import Curve, train
 
-MEMORY, WINDOW = "memory", "window only"
 MEMORY_SHARE = 0.65  # of the training time, at most
 
 
