@@ -44,6 +44,11 @@ COMMANDS = {
             "Write a page about a run (or several, to compare): losses, gates, memory norms, validation, generations, health.",
             "analyze:analyze",
         ),
+        Command(
+            "backends",
+            "Print which backend computes each preset's memory on this machine, and why.",
+            "backends:backends",
+        ),
         Command("data", "Prepare or look at training data.", "data:data"),
         Command(
             "demo",

@@ -57,7 +57,7 @@ def unsupported_call(*tensors: Tensor | None) -> str | None:
 def unsupported_decode(module: nn.Module, x: Tensor, state: Any) -> str | None:
     if not isinstance(module, (NeuralMemory, Attention, ResidualBlock)):
         return f"{type(module).__name__} has no kernel"
-    return unsupported_call(x)
+    return (unsupported_memory(module, x) if type(module) is NeuralMemory else None) or unsupported_call(x)
 
 
 def decode(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any] | None:
@@ -93,17 +93,20 @@ def _readable(parameters: Sequence[Tensor | None], shapes: Sequence[Shape | None
 # Memory -------------------------------------------------------------------------------------------------------------
 
 
-def knows_memory(memory: NeuralMemory) -> bool:
-    """Whether the kernel knows this kind of layer."""
+def unsupported_memory(memory: NeuralMemory, x: Tensor) -> str | None:
+    """Why the kernel for one token does not compute this kind of layer, or None if it does."""
     spec = memory.spec
-    known = type(spec.update_rule) is GradientDescent and type(spec.loss) in LOSSES
-    return known and spec.window == 1 and memory.features is None and not memory.config.gate_parts
+    if type(spec.update_rule) is not GradientDescent or type(spec.loss) not in LOSSES:
+        return "one token: the kernel knows rule 'gd' and objectives 'l2' and 'dot'"
+    if spec.window > 1 or memory.config.gate_parts:
+        return "one token: the kernel knows window=1 without a gate"
+    if memory.features is not None:
+        return "one token: the kernel knows features='identity'"
+    return "backend='torch'" if memory.config.backend == "torch" else unsupported_step(x, spec)
 
 
 def _begin_memory(memory: NeuralMemory, x: Tensor, state: MemoryState) -> Begin | None:
-    config, spec = memory.config, memory.spec
-    if not knows_memory(memory) or config.backend == "torch" or unsupported_step(x, spec) is not None:
-        return None
+    config = memory.config
     x, state = memory.check(x, state)
     check_place(state, x.shape[0])  # the kernel itself compares the matrices
     parts = memory._modules
@@ -199,7 +202,7 @@ def _begin_attention(attention: Attention, x: Tensor, cache: AttentionCache) -> 
 
 def _block(block: ResidualBlock, x: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]] | None:
     parts = block.parts()
-    if parts is None or x.numel() > SMALL_NUMEL or not _known(parts):
+    if parts is None or x.numel() > SMALL_NUMEL or not _known(parts, x):
         return None
     memory, attention, gate, between, first, last, feed = parts
     up, down, joint = feed.gate_up, feed.down, None if gate is None else gate.linear
@@ -229,10 +232,10 @@ def _block(block: ResidualBlock, x: Tensor, state: dict[str, Any]) -> tuple[Tens
     return None if y is None else (y, {name: after[name]() for name in state})
 
 
-def _known(parts: BlockParts) -> bool:
+def _known(parts: BlockParts, x: Tensor) -> bool:
     """Whether the kernel knows every part: a part of another kind is computed by torch."""
     memory, attention, gate, between, first, last, feed = parts
-    if memory is not None and (type(memory) is not NeuralMemory or not knows_memory(memory)):
+    if memory is not None and (type(memory) is not NeuralMemory or unsupported_memory(memory, x) is not None):
         return False
     if attention is not None and type(attention) is not Attention:
         return False
