@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch.autograd.function import once_differentiable
 
-SCAN = "use mnemos.memory.reference_scan in the place of scan, or a memory with anchor='token' and backend='torch'"
+SCAN = "use mnemos.memory.reference_scan in the place of scan, or backend='torch'"
 
 
 def first_order_only(instead: str) -> Callable[[Callable], Callable]:
