@@ -174,15 +174,34 @@ def track() -> None:
     assert "2 train/loss" in (mnemos_in.folder / "runs" / "a" / "numbers.txt").read_text().splitlines()
 
 
-@pytest.mark.xfail(strict=True, reason="WatchConfig.trackers is a Literal of the three trackers of the package")
 def test_a_tracker_of_ones_own_is_used_by_the_command_and_its_run_opens_again(mnemos_in):
     (mnemos_in.folder / "parts.py").write_text(TRACKER)
     done = mnemos_in("train", *TRAIN, "--track", "lines", "--import", "./parts.py")
     assert done.returncode == 0, done.stderr
-    assert "2 train/loss" in (mnemos_in.folder / "runs" / "a" / "numbers.txt").read_text().splitlines()
+    numbers = mnemos_in.folder / "runs" / "a" / "numbers.txt"
+    assert "2 train/loss" in numbers.read_text().splitlines()
     assert json.loads(mnemos_in("runs", "--json").stdout)["step"] == 2
     done = mnemos_in("train", *TRAIN, "--track", "lins", "--import", "./parts.py")
     assert done.returncode == 2 and "tracker 'lins' is unknown; did you mean lines?" in done.stderr
+    resume = ("train", "--resume", "runs/a", "--steps", "4")
+    done = mnemos_in(*resume)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("mnemos: tracker 'lines' is unknown; choose one of tensorboard, wandb, trackio, or")
+    assert done.stderr.endswith("name the module that registers it: --import MODULE\n")
+    assert "3 train/loss" not in numbers.read_text().splitlines()
+    done = mnemos_in(*resume, "--import", "./parts.py")
+    assert done.returncode == 0, done.stderr
+    assert numbers.read_text().splitlines().count("4 train/loss") == 1
+    assert json.loads(mnemos_in("runs", "--json").stdout)["step"] == 4
+
+
+def test_a_trainer_refuses_an_unknown_tracker_before_it_reads_data(tmp_path):
+    from mnemos.train import TrainConfig, Trainer, WatchConfig
+
+    config = TrainConfig(folder=str(tmp_path / "runs"), watch=WatchConfig(trackers=("wanddb",)))
+    with pytest.raises(ValueError, match="tracker 'wanddb' is unknown; did you mean wandb"):
+        Trainer(config)
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
