@@ -22,6 +22,10 @@ from mnemos import cli
 from mnemos.cli.train import read_arguments
 from mnemos.data.readers import READERS
 from mnemos.eval import SUITES
+from mnemos.memory.features import FEATURES
+from mnemos.memory.losses import LOSSES
+from mnemos.memory.networks import STRUCTURES
+from mnemos.memory.rules import RULES
 from mnemos.train.telemetry import TRACKERS
 
 ROOT = Path(__file__).parent.parent
@@ -33,7 +37,8 @@ RUN_BY_ANOTHER_TEST = {"data.md"}  # tests/data/test_data_page.py
 @pytest.fixture(autouse=True)
 def registries():
     """Examples register parts; every test begins with those of the package."""
-    before = [(registry, dict(registry)) for registry in (cli.COMMANDS, SUITES, READERS, TRACKERS)]
+    changed: tuple[dict, ...] = (cli.COMMANDS, SUITES, READERS, TRACKERS, FEATURES, LOSSES, STRUCTURES, RULES)
+    before = [(registry, dict(registry)) for registry in changed]
     yield
     for registry, content in before:
         registry.clear()

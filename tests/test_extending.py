@@ -9,8 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import mnemos
+from helpers import assert_close
+from mnemos.data.modules import import_named
+from mnemos.memory import Gates, MemorySpec, NeuralMemory, make_features, reference_scan, scan, step
+from mnemos.models import MnemosForCausalLM, presets
 
 SRC = str(Path(mnemos.__file__).parents[1])
 MAIN = "import sys; from mnemos.cli import main; sys.exit(main())"  # what the `mnemos` script holds
@@ -61,6 +66,77 @@ class Lines:
     def close(self):
         self.file.close()
 """
+PARTS = """
+import json
+import torch
+from torch import nn
+from mnemos.cli import register_command
+from mnemos.memory import (
+    CommittedRule, FeatureMap, InnerLoss, Structure, register_features, register_loss, register_rule, register_structure
+)
+
+@register_loss
+class LogCosh(InnerLoss):
+    name, of_difference = "log_cosh", True
+
+    def loss(self, output, value):
+        return (output - value).cosh().log().sum(-1)
+
+    def error(self, output, value):
+        return (output - value).tanh()
+
+@register_rule
+class UnitStep(CommittedRule):
+    name = "unit_step"
+
+    def step(self, S, spec):
+        return S / (1e-6 + S.square().sum((-2, -1), keepdim=True)).sqrt()
+
+@register_structure
+class Highway(Structure):
+    name, residual = "highway", True
+
+    def shapes(self):
+        return [(self.dim_in, 6), (6, 6), (6, self.dim_out)]
+
+    def forward(self, x, fast):
+        hidden = torch.tanh(fast(0, x))
+        return fast(2, hidden + torch.sigmoid(fast(1, hidden)) * hidden)
+
+@register_features
+class Waves(FeatureMap):
+    name = "waves"
+
+    @classmethod
+    def lifted_dim(cls, key_dim, degree, feature_dim):
+        return 2 * key_dim
+
+    def build(self):
+        self.frequency = nn.Parameter(torch.ones(self.heads, self.dim_in))
+
+    def forward(self, x):
+        return torch.cat([(x * self.frequency).cos(), (x * self.frequency).sin()], -1)
+
+@register_command("logits")
+def logits(models: tuple[str, ...]) -> None:
+    from mnemos.eval.loading import load
+    for folder in models:
+        print(json.dumps(load(folder)[0](torch.arange(7)[None]).logits[0, -1].tolist()))
+"""
+CHOICES = {
+    "loss": {"objective": "log_cosh"},
+    "rule": {"rule": "unit_step", "commit_every": 4},
+    "structure": {"structure": "highway"},
+    "features": {"features": "waves"},
+    "all four": {
+        "objective": "log_cosh",
+        "rule": "unit_step",
+        "commit_every": 2,
+        "structure": "highway",
+        "features": "waves",
+    },
+}
+EXACT = 1e-10
 TRAIN = ("--recipe", "debug", "--steps", "2", "--watch.no-display", "--watch.log-every", "1", "--name", "a")
 
 
@@ -91,11 +167,53 @@ def mnemos_in(tmp_path):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    from mnemos.models import MnemosForCausalLM, presets
-
     folder = tmp_path_factory.mktemp("model")
     MnemosForCausalLM(presets.config("titans-lmm", hidden_size=32, num_hidden_layers=1)).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """A folder with the module my_parts, whose parts are registered while the tests of this file run."""
+    from mnemos.cli import COMMANDS
+    from mnemos.memory.features import FEATURES
+    from mnemos.memory.losses import LOSSES
+    from mnemos.memory.networks import STRUCTURES
+    from mnemos.memory.rules import RULES
+
+    folder = tmp_path_factory.mktemp("library")
+    (folder / "my_parts.py").write_text(PARTS)
+    before: list[tuple[dict, dict]] = [(x, dict(x)) for x in (COMMANDS, FEATURES, LOSSES, STRUCTURES, RULES)]
+    import_named(str(folder / "my_parts.py"))
+    yield folder
+    del sys.modules["my_parts"]
+    for registry, content in before:
+        registry.clear()
+        registry.update(content)
+
+
+@pytest.fixture(scope="module")
+def trained(library, tmp_path_factory):
+    """A model for each of CHOICES, trained for three steps and saved: its folder, and its logits of seven tokens."""
+    found = {}
+    for name, choices in CHOICES.items():
+        torch.manual_seed(0)
+        memory = {f"memory_{key}": value for key, value in ({"chunk_size": 4, "heads": 2} | choices).items()}
+        size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "attention_window": 8}
+        model = MnemosForCausalLM(presets.config("titans-mag", **size, **memory))
+        optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        tokens, losses = torch.arange(23).repeat(2, 1), []
+        for _ in range(3):
+            losses.append(model(tokens, labels=tokens).loss)
+            losses[-1].backward()
+            assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+            optimiser.step()
+            optimiser.zero_grad()
+        assert losses[-1] < losses[0]
+        folder = tmp_path_factory.mktemp("models") / name.replace(" ", "-")
+        model.eval().save_pretrained(folder)
+        found[name] = (model, folder, model(torch.arange(7)[None]).logits[0, -1].tolist())
+    return found
 
 
 def test_a_command_of_ones_own_runs_has_help_and_is_listed(mnemos_in):
@@ -174,15 +292,34 @@ def track() -> None:
     assert "2 train/loss" in (mnemos_in.folder / "runs" / "a" / "numbers.txt").read_text().splitlines()
 
 
-@pytest.mark.xfail(strict=True, reason="WatchConfig.trackers is a Literal of the three trackers of the package")
 def test_a_tracker_of_ones_own_is_used_by_the_command_and_its_run_opens_again(mnemos_in):
     (mnemos_in.folder / "parts.py").write_text(TRACKER)
     done = mnemos_in("train", *TRAIN, "--track", "lines", "--import", "./parts.py")
     assert done.returncode == 0, done.stderr
-    assert "2 train/loss" in (mnemos_in.folder / "runs" / "a" / "numbers.txt").read_text().splitlines()
+    numbers = mnemos_in.folder / "runs" / "a" / "numbers.txt"
+    assert "2 train/loss" in numbers.read_text().splitlines()
     assert json.loads(mnemos_in("runs", "--json").stdout)["step"] == 2
     done = mnemos_in("train", *TRAIN, "--track", "lins", "--import", "./parts.py")
     assert done.returncode == 2 and "tracker 'lins' is unknown; did you mean lines?" in done.stderr
+    resume = ("train", "--resume", "runs/a", "--steps", "4")
+    done = mnemos_in(*resume)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("mnemos: tracker 'lines' is unknown; choose one of tensorboard, wandb, trackio, or")
+    assert done.stderr.endswith("name the module that registers it: --import MODULE\n")
+    assert "3 train/loss" not in numbers.read_text().splitlines()
+    done = mnemos_in(*resume, "--import", "./parts.py")
+    assert done.returncode == 0, done.stderr
+    assert numbers.read_text().splitlines().count("4 train/loss") == 1
+    assert json.loads(mnemos_in("runs", "--json").stdout)["step"] == 4
+
+
+def test_a_trainer_refuses_an_unknown_tracker_before_it_reads_data(tmp_path):
+    from mnemos.train import TrainConfig, Trainer, WatchConfig
+
+    config = TrainConfig(folder=str(tmp_path / "runs"), watch=WatchConfig(trackers=("wanddb",)))
+    with pytest.raises(ValueError, match="tracker 'wanddb' is unknown; did you mean wandb"):
+        Trainer(config)
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
@@ -236,3 +373,99 @@ def test_a_file_of_the_working_folder_is_imported_by_its_path_alone(mnemos_in):
         assert not (mnemos_in.folder / "ran").exists()
     assert mnemos_in("--version", "--import", "./parts.py", "--import", "./parts.py").returncode == 0
     assert (mnemos_in.folder / "ran").exists()
+
+
+@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("length", [5, 23])
+def test_scan_and_step_are_the_reference_for_parts_of_ones_own(library, name, window, length):
+    """In outputs, final state, and gradients of every input, the initial weights and the feature map."""
+    spec = MemorySpec(
+        **{"key_dim": 4, "value_dim": 4, "expansion": 2, "window": window, "chunk_size": 8} | CHOICES[name]
+    )
+    B, H, draw = 2, 3, torch.Generator().manual_seed(0)
+
+    def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
+        return (scale * torch.randn(shape, generator=draw, dtype=torch.float64)).requires_grad_()
+
+    def uniform(low: float, high: float) -> torch.Tensor:
+        drawn = torch.rand(B, length, H, generator=draw, dtype=torch.float64)
+        return (low + (high - low) * drawn).requires_grad_()
+
+    q, k = normal(B, length, H, 4, scale=0.5), normal(B, length, H, 4, scale=0.5)
+    v, W0 = normal(B, length, H, 4), [normal(H, *shape, scale=shape[0] ** -0.5) for shape in spec.shapes]
+    lr, momentum, retain, gate = uniform(0, 0.1), uniform(0.5, 0.95), uniform(0.8, 1), uniform(0.2, 1)
+    features = make_features(spec, H)
+    leaves = [q, k, v, lr, momentum, retain, gate, *W0]
+    leaves += [] if features is None else list(features.double().parameters())
+
+    def result(run) -> list[torch.Tensor]:
+        y, state = run(spec.initial_state(W0, batch=B))
+        parts = [y, *(x for x in state._tensors().values() if x.is_floating_point())]
+        weights = torch.Generator().manual_seed(1)
+        total = sum((x * torch.randn(x.shape, generator=weights, dtype=x.dtype)).sum() for x in parts)
+        return [*parts, *torch.autograd.grad(total, leaves, retain_graph=True)]
+
+    def whole(function):
+        return lambda state: function(q, k, v, Gates(lr, momentum, retain, gate), state, spec, features)
+
+    def by_step(state):
+        found = []
+        for t in range(length):
+            each = [x[:, t : t + 1] for x in (q, k, v, lr, momentum, retain, gate)]
+            y, state = step(*each[:3], Gates(*each[3:]), state, spec, features)
+            found.append(y)
+        return torch.cat(found, 1), state
+
+    expected = result(whole(reference_scan))
+    for how in (whole(scan), by_step):
+        for i, (x, y) in enumerate(zip(result(how), expected, strict=True)):
+            assert_close(x, y, EXACT, f"{name}, tensor {i}")
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_layer_with_parts_of_ones_own_decodes_as_it_reads(library, name):
+    torch.manual_seed(0)
+    layer = NeuralMemory(dim=16, heads=2, chunk_size=4, **CHOICES[name]).double()
+    x = torch.randn(2, 23, 16, dtype=torch.float64)
+    whole, _ = layer(x)
+    first, state = layer(x[:, :9])
+    rest = [first]
+    for t in range(9, 23):
+        y, state = layer(x[:, t : t + 1], state)
+        rest.append(y)
+    assert_close(torch.cat(rest, 1), whole, EXACT)
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_model_with_parts_of_ones_own_generates_with_a_cache(trained, name):
+    model = trained[name][0]
+    prompt = torch.arange(7)[None]
+    cached, anew = (model.generate(prompt, max_new_tokens=12, do_sample=False, use_cache=on) for on in (True, False))
+    assert cached.shape == (1, 19) and torch.equal(cached, anew)
+
+
+def test_models_with_parts_of_ones_own_open_in_a_new_process_with_import(mnemos_in, library, trained):
+    folders = [str(folder) for _, folder, _ in trained.values()]
+    for module, path in (("my_parts", library), (str(library / "my_parts.py"), None)):
+        done = mnemos_in("logits", "--models", *folders, "--import", module, path=path)
+        assert done.returncode == 0, done.stderr
+        for line, (_, _, logits) in zip(done.stdout.splitlines(), trained.values(), strict=True):
+            assert json.loads(line) == pytest.approx(logits, rel=1e-5, abs=1e-6)
+    for folder in folders:
+        assert json.loads(Path(folder, "config.json").read_text())["requires_modules"] == ["my_parts"]
+
+
+def test_a_model_that_needs_a_module_names_it(mnemos_in, library, trained):
+    """And imports nothing by itself, although Python would find the module."""
+    folder = str(trained["structure"][1])
+    done = mnemos_in("generate", folder, "--max-tokens", "2", path=library)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "structure='highway' is not registered" in done.stderr
+    assert "use --import my_parts, or in Python: import my_parts" in done.stderr
+    done = mnemos_in("generate", folder, "--max-tokens", "2", "--import", "my_parts", path=library)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_model_of_parts_of_the_package_needs_no_module(model):
+    assert "requires_modules" not in json.loads((model / "config.json").read_text())

@@ -12,6 +12,7 @@ import pytest
 from mnemos import cli
 from mnemos.cli import preset_table
 from mnemos.cli.imports import take_imports
+from mnemos.train import TrainConfig
 
 HEAVY = ("torch", "transformers", "numpy", "matplotlib")
 CODE = """
@@ -44,6 +45,18 @@ def test_an_answer_without_a_model_imports_neither_torch_nor_transformers(argume
 def test_a_folder_without_runs_is_reported_without_torch(tmp_path):
     _, status, modules = run("runs", cwd=tmp_path)
     assert status == 2 and not modules & {*HEAVY}
+
+
+def test_runs_are_listed_without_torch(tmp_path):
+    run_folder = tmp_path / "runs" / "first"
+    run_folder.mkdir(parents=True)
+    TrainConfig(name="first").save(run_folder / "config.yaml")
+    record = {"step": 3, "kind": "train", "loss": 2.5, "tokens": 96}
+    (run_folder / "metrics.jsonl").write_text(f"{json.dumps(record)}\n")
+    for arguments in (["runs"], ["runs", "first"], ["runs", "--json"]):
+        printed, status, modules = run(*arguments, cwd=tmp_path)
+        assert status == 0 and "first" in printed and "2.5" in printed
+        assert not modules & {*HEAVY}
 
 
 def test_help_imports_no_command_and_no_parser():

@@ -93,3 +93,46 @@ def test_an_attribute_that_a_tool_sets_does_not_keep_a_saved_config_from_opening
     config.save_pretrained(tmp_path)
     opened = MnemosConfig.from_pretrained(tmp_path)
     assert opened.memory["window"] == 4 and not hasattr(opened, "note")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "my_parts",
+        None,
+        {"my_parts": 1},
+        ["my-parts"],
+        ["../parts"],
+        ["parts.py; import os"],
+        ["a..b"],
+        [""],
+        [1],
+        [["a"]],
+        ["a\nb"],
+        ["a" * 101],
+        ["a"] * 17,
+    ],
+)
+def test_required_modules_of_a_file_are_names_of_modules(tmp_path, value):
+    MnemosConfig().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"requires_modules": value}))
+    with pytest.raises(ValueError, match=r"requires_modules=.* must be a list of at most 16 names of Python modules"):
+        MnemosConfig.from_pretrained(tmp_path)
+
+
+def test_required_modules_of_a_file_are_not_kept_if_the_memory_needs_none(tmp_path):
+    names = ["a" * 100, "b.c", *(f"m{i}" for i in range(14))]
+    config = MnemosConfig.from_dict(MnemosConfig().to_dict() | {"requires_modules": names})
+    assert "requires_modules" not in config.to_dict() and not hasattr(config, "requires_modules")
+    with pytest.raises(ValueError, match=r"no keyword 'requires_module' \(did you mean 'requires_modules'\?\)"):
+        MnemosConfig(requires_module=["a"])
+
+
+def test_a_part_that_is_not_registered_is_refused_with_its_module():
+    fields = MnemosConfig().to_dict() | {"memory": {"rule": "theirs"}, "requires_modules": ["b.parts"]}
+    with pytest.raises(ValueError, match=r"rule='theirs' is not registered; .* use --import b\.parts, or in Python"):
+        MnemosConfig.from_dict(fields)
+    fields.pop("requires_modules")
+    with pytest.raises(ValueError, match=r"rule='theirs' is unknown; choose one of 'gd', 'muon'"):
+        MnemosConfig.from_dict(fields)

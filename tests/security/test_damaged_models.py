@@ -15,7 +15,7 @@ from mnemos.data import ByteTokenizer
 from mnemos.eval.loading import load
 from mnemos.models import MnemosConfig, MnemosForCausalLM, MnemosModel
 from mnemos.models.remote import add_remote_code
-from mnemos.train import Trainer, runs
+from mnemos.train import Trainer, records, runs
 from mnemos.train.files import write_json
 from small import small
 
@@ -393,4 +393,4 @@ def test_a_damaged_record_of_the_best_checkpoint_is_passed_over(content, trained
     run = tmp_path / "run"
     shutil.copytree(trained, run)
     (run / "best.json").write_text(content)
-    assert runs.open_run(run).best is None and len(runs.list_runs(tmp_path)) == 1
+    assert records.open_run(run).best is None and len(records.list_runs(tmp_path)) == 1

@@ -12,7 +12,8 @@ from filelock import FileLock
 
 from mnemos.train.checkpoints import Checkpoints, Contents, problem_of
 from mnemos.train.distributed import World
-from mnemos.train.runs import _claim, check_free, list_runs, prepare_folder
+from mnemos.train.records import list_runs
+from mnemos.train.runs import _claim, check_free, prepare_folder
 from mnemos.train.telemetry import Metrics, read_metrics
 from small import small
 

@@ -25,14 +25,12 @@ def runs(
     import sys
     from pathlib import Path
 
-    if not names and not any(Path(folder).glob("*/config.yaml")):  # answered without the seconds that torch takes
-        raise ValueError(_no_run(folder))
-    from ..train import runs as record
+    from ..train import records
 
     if names:
-        found = [record.open_run(name if Path(name).is_dir() else Path(folder) / name) for name in names]
+        found = [records.open_run(name if Path(name).is_dir() else Path(folder) / name) for name in names]
     else:
-        found = record.list_runs(folder, lambda why: print(f"mnemos: left out: {why}", file=sys.stderr))
+        found = records.list_runs(folder, lambda why: print(f"mnemos: left out: {why}", file=sys.stderr))
     if not found:
         raise ValueError(_no_run(folder))
     rows = [run.summary() for run in found]
@@ -44,7 +42,7 @@ def runs(
     else:
         _print_table(rows)
     if plot is not None:
-        record.plot(found, plot)
+        records.plot(found, plot)
         print(f"picture: {plot}")
 
 

@@ -103,6 +103,7 @@ def read_arguments(arguments: Sequence[str]):
     from ..train.ownership import check_name
     from ..train.recipes import RECIPES, recipe
     from ..train.runs import new_name
+    from ..train.telemetry import check_trackers
     from .usage import parsed
 
     rest, chosen, resume = _take(arguments)
@@ -149,11 +150,7 @@ def read_arguments(arguments: Sequence[str]):
         raise ValueError(
             f"--resume goes on with the model of the run, {before.preset} {before.size}: leave out --preset, --size and --model.set"
         )
-    if config.watch.trackers:
-        from ..train.telemetry import check_tracker
-
-        for tracker in config.watch.trackers:
-            check_tracker(tracker)
+    check_trackers(config.watch.trackers)
     if config.name is not None:
         check_name(config.name)
     if chosen["--config"] and config.name and "--name" not in flags:

@@ -13,6 +13,7 @@ from ..memory import NeuralMemoryConfig
 from ..memory.config import is_number
 from ..memory.spec import WIDEST
 from .keywords import refuse_unknown
+from .required import check_required, required_modules
 
 BLOCKS = {
     "lmm": "memory alone",
@@ -103,8 +104,11 @@ class MnemosConfig(PreTrainedConfig):
         for name in [key for key in kwargs if key.startswith("memory_")]:
             memory[name.removeprefix("memory_")] = kwargs.pop(name)
         refuse_unknown(
-            "MnemosConfig", (key for key in kwargs if key not in TRANSFORMERS_KEYWORDS), (*FIELDS, *MEMORY_KEYWORDS)
+            "MnemosConfig",
+            (key for key in kwargs if key not in TRANSFORMERS_KEYWORDS),
+            (*FIELDS, *MEMORY_KEYWORDS, "requires_modules"),
         )
+        check_required(kwargs.pop("requires_modules", []), memory)
         self.memory = memory
         self.qk_projection = dict(self.qk_projection or {})
         if isinstance(self.layers, tuple):
@@ -246,9 +250,12 @@ class MnemosConfig(PreTrainedConfig):
         """All fields, and transformers' own. Attributes that other tools set are left out: a file with them would not open.
 
         `use_cache` is a choice of a call, never of a checkpoint: transformers' Trainer sets it to False before it saves.
+        requires_modules: the modules that register parts of the memory, if any is not of the package.
         """
         known = {*FIELDS, *TRANSFORMERS_KEYWORDS}
-        return {name: value for name, value in super().to_dict().items() if name in known} | {"use_cache": True}
+        found = {name: value for name, value in super().to_dict().items() if name in known} | {"use_cache": True}
+        modules = required_modules(self.memory)
+        return found | ({"requires_modules": modules} if modules else {})
 
 
 FIELDS = tuple(MnemosConfig.__annotations__)

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from ..train.checkpoints import checkpoint_steps, problem_of
-from ..train.runs import Run, load_model, load_tokenizer, open_run
+from ..train.records import Run, open_run
+from ..train.runs import load_model, load_tokenizer
 from ..train.telemetry import read_metrics
 from .diagnostics import Finding, Known, health
 from .inspect import describe, inspect

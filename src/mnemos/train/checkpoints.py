@@ -33,6 +33,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from .distributed import World
 from .files import sync_folder, write_json
 from .ownership import CHECKPOINT, MANIFEST, PART, checkpoint_folders, old_checkpoints, remove_checkpoint
+from .records import read_best
 
 warnings.filterwarnings(
     "ignore", message="torch.distributed is disabled"
@@ -288,16 +289,6 @@ def checkpoint_steps(folder: Path) -> list[int]:
     """Steps of the complete checkpoints of a folder."""
     named = ((CHECKPOINT.fullmatch(path.name), path) for path in folder.glob("step-*"))
     return sorted(int(match[1]) for match, path in named if match and (path / MANIFEST).exists())
-
-
-def read_best(run: Path) -> dict[str, Any] | None:
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
-        best = json.loads((run / "best.json").read_text())
-        step, loss = best["step"], best["val_loss"]
-        is_number = type(step) is int and type(loss) in (int, float)
-        if is_number and (run / "checkpoints" / f"step-{step:06d}" / MANIFEST).exists():
-            return best
-    return None
 
 
 def problem_of(path: Path) -> str:

@@ -178,8 +178,8 @@ class WatchConfig:
     """length of a sample; 0 makes none"""
     prompt: str = "The "
     """what a sample begins with"""
-    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
-    """send metrics there too (extra track)"""
+    trackers: tuple[str, ...] = ()
+    """send metrics there too: tensorboard, wandb or trackio (extra track), or one that --import registers"""
     display: bool = True
     """a live display, where there is a terminal"""
 

@@ -10,80 +10,19 @@ import glob
 import os
 import shutil
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from filelock import BaseFileLock, FileLock, Timeout
 
 from ..whole import part_of
-from .checkpoints import checkpoint_steps, problem_of, read_best, read_tensors_into, tensor_shapes
+from .checkpoints import checkpoint_steps, problem_of, read_tensors_into, tensor_shapes
 from .config import TrainConfig
 from .distributed import World
 from .ownership import check_name, check_own, check_records, clear_run, remove_leftovers
-from .telemetry import read_metrics
+from .records import read_best
 
 STALE_SECONDS = 3600  # no export takes as long
-
-
-@dataclass
-class Run:
-    """A run's folder and its recorded metrics."""
-
-    path: Path
-    config: TrainConfig
-    train: list[dict[str, Any]]
-    validate: list[dict[str, Any]]
-    best: dict[str, Any] | None
-
-    @property
-    def name(self) -> str:
-        return self.path.name
-
-    def summary(self) -> dict[str, Any]:
-        """One line of the table."""
-        last = self.train[-1] if self.train else {}
-        checked = self.validate[-1] if self.validate else {}
-        memory = checked.get("memory")
-        return {
-            "name": self.name,
-            "model": f"{self.config.model.preset} {self.config.model.size}",
-            "step": last.get("step", 0),
-            "loss": last.get("loss"),
-            "val_loss": checked.get("val_loss"),
-            "bits_per_byte": checked.get("bits_per_byte"),
-            "best": (self.best or {}).get("val_loss"),
-            "memory_worth": memory.get("share") if isinstance(memory, dict) else None,
-            "tokens_per_second": last.get("tokens_per_second"),
-            "bad_steps": last.get("bad_steps"),
-        }
-
-
-def open_run(path: str | os.PathLike) -> Run:
-    """Read a run's folder."""
-    path = Path(path)
-    if not (path / "config.yaml").exists():
-        raise ValueError(f"{path} is not a run: it has no config.yaml")
-    return Run(
-        path,
-        TrainConfig.load(path / "config.yaml"),
-        read_metrics(path, "train"),
-        read_metrics(path, "validate"),
-        read_best(path),
-    )
-
-
-def list_runs(folder: str | os.PathLike = "runs", on_problem: Callable[[str], None] = lambda why: None) -> list[Run]:
-    """Every run of a folder, the newest last. Unreadable ones are left out; `on_problem` is called with the reason."""
-    found = []
-    for path in sorted(Path(folder).glob("*/config.yaml"), key=lambda p: p.stat().st_mtime):
-        try:
-            found.append(open_run(path.parent))
-        except ValueError as wrong:
-            on_problem(str(wrong))
-    return found
 
 
 def new_name(folder: Path, wanted: str) -> str:
@@ -293,37 +232,3 @@ def model_tensors(model, prefix: str) -> dict[str, torch.Tensor]:
 def buffers(model) -> dict[str, torch.Tensor]:
     known = model.state_dict().keys()
     return {f"model.{name}": b for name, b in model.named_buffers() if name in known}
-
-
-def plot(runs: list[Run], path: str | os.PathLike) -> None:
-    """Plot of several runs: training loss (thin) and validation loss (dots) over tokens, and the contribution of the memory."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("a plot needs the extra plots: pip install 'mnemos[plots]'") from None
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    losses, worth = figure.subplots(1, 2, width_ratios=(3, 2))
-    for i, run in enumerate(runs):
-        color = f"C{i % 10}"
-        points = {r["step"]: r for r in run.train if r.get("loss") is not None}
-        losses.plot(
-            [r["tokens"] for r in points.values()], [r["loss"] for r in points.values()], color=color, alpha=0.35, lw=1
-        )
-        checked = {r["step"]: r for r in run.validate if r.get("val_loss") is not None}
-        losses.plot(
-            [r["tokens"] for r in checked.values()],
-            [r["val_loss"] for r in checked.values()],
-            "o-",
-            ms=3,
-            color=color,
-            label=run.name,
-        )
-        known = [r for r in checked.values() if r.get("memory")]
-        worth.plot([r["tokens"] for r in known], [100 * r["memory"]["share"] for r in known], "o-", ms=3, color=color)
-    losses.set(xlabel="tokens", ylabel="loss (nats per token)", title="training (thin) and validation")
-    worth.set(xlabel="tokens", ylabel="% of perplexity", title="what the memory is worth beyond the window")
-    for axis in (losses, worth):
-        axis.grid(alpha=0.3)
-    if runs:
-        losses.legend(fontsize=8)
-    figure.savefig(path, dpi=140)

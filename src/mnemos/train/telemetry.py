@@ -11,7 +11,7 @@ import math
 import os
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -115,15 +115,24 @@ class Trackio(WandbLike):
         self.run = self.api.init(project="mnemos", name=name, config=config)
 
 
-def check_tracker(kind: str) -> None:
-    """Raise an error that lists the valid trackers for an unknown one."""
-    if kind not in TRACKERS:
-        raise unknown("tracker", kind, TRACKERS)
+def check_trackers(kinds: Iterable[str]) -> None:
+    """Raise an error that lists the valid trackers for an unknown one.
+
+    A config does not check them: the runs of a tracker that is not imported can be listed, evaluated and exported.
+
+    >>> check_trackers(["wanddb"])
+    Traceback (most recent call last):
+    ValueError: tracker 'wanddb' is unknown; did you mean wandb? Choose one of tensorboard, wandb, trackio, or name the module that registers it: --import MODULE
+    """
+    for kind in kinds:
+        if kind not in TRACKERS:
+            wrong = unknown("tracker", kind, TRACKERS)
+            raise ValueError(f"{wrong}, or name the module that registers it: --import MODULE")
 
 
 def open_tracker(kind: str, folder: Path, name: str, config: dict) -> Tracker:
     """A tracker by name; a missing package is one sentence."""
-    check_tracker(kind)
+    check_trackers([kind])
     try:
         return TRACKERS[kind](folder, name, config)
     except ImportError as missing:

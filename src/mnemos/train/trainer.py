@@ -30,7 +30,16 @@ from .runs import check_free, prepare_folder
 from .schedules import chunk_size, lr_factor, polarisation
 from .step import Stepper, StepResult
 from .tbptt import CarriedState
-from .telemetry import Metrics, Speed, cut_after, flops_per_token, open_tracker, read_lines, read_metrics
+from .telemetry import (
+    Metrics,
+    Speed,
+    check_trackers,
+    cut_after,
+    flops_per_token,
+    open_tracker,
+    read_lines,
+    read_metrics,
+)
 from .validation import Validator, perplexity
 
 
@@ -73,7 +82,8 @@ class Trainer:
             )
         if not resume:
             check_free(config)
-        # a wrong model config raises before hours of reading data
+        # a wrong tracker or model config raises before hours of reading data
+        check_trackers(config.watch.trackers)
         presets.config(config.model.preset, config.model.size, **config.model.overrides())
         if data is None:
             from ..data import open_data
