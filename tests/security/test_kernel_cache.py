@@ -41,7 +41,7 @@ def folder(compiled, tmp_path, monkeypatch):
     """A copy of that cache, of which this process has loaded nothing."""
     shutil.copytree(compiled, tmp_path / "cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    caches = build.library, build.gemm, chain.why_not, layer.available
+    caches = build.library, build.gemm, chain.unavailable_reason, layer.available
     for cached in caches:
         cached.cache_clear()
     yield tmp_path / "cache" / "mnemos" / "kernels"
@@ -164,7 +164,7 @@ def test_a_refusal_is_announced_with_its_remedy(folder):
     with pytest.warns(
         RuntimeWarning, match=r"compiled kernels are off: .*mnemos can be written to by others.*chmod go-w"
     ):
-        assert chain.why_not(torch.float32)
+        assert chain.unavailable_reason(torch.float32)
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root can give folders away")
