@@ -330,6 +330,7 @@ def test_the_command_lists_runs_compares_and_writes(tmp_path, monkeypatch, capsy
     assert "run this in a clone" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_quick_says_how_many_orders_came_out_again_and_claims_none_that_failed(tmp_path, monkeypatch, capsys):
     order = {"text": "more is more", "value": "least squares", "better": {"dim": 4}, "worse": {"dim": 3}}
     runs, features = [{"dim": [3, 4]}], {"features": "identity", "seeds": 1, "degree": 2}

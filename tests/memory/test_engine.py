@@ -89,7 +89,7 @@ LONG = [
     MemorySpec(key_dim=3, value_dim=3, expansion=2, chunk_size=128, window=3),
     MemorySpec(key_dim=3, value_dim=3, expansion=2, chunk_size=96),
     MemorySpec(key_dim=3, value_dim=3, expansion=2, chunk_size=134),
-    MemorySpec(key_dim=3, value_dim=3, structure="gated_mlp", expansion=2, chunk_size=16, window=40),
+    MemorySpec(key_dim=3, value_dim=3, structure="gated_mlp", expansion=2, chunk_size=16, window=20),
     MemorySpec(key_dim=3, value_dim=3, structure="linear", anchor="token"),
     MemorySpec(key_dim=3, value_dim=3, structure="linear", chunk_size=4),
     MemorySpec(key_dim=3, value_dim=3, expansion=2, chunk_size=32, rule="muon", commit_every=1),
@@ -97,7 +97,14 @@ LONG = [
 ]
 
 
-@pytest.mark.parametrize("spec", LONG, ids=[f"{s.structure},{s.rule},chunk={s.chunk_size},{s.anchor}" for s in LONG])
+LONGEST = MemorySpec(key_dim=3, value_dim=3, structure="gated_mlp", expansion=2, chunk_size=16, window=40)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [*LONG, pytest.param(LONGEST, marks=pytest.mark.slow)],
+    ids=[f"{s.structure},{s.rule},chunk={s.chunk_size},window={s.window},{s.anchor}" for s in (*LONG, LONGEST)],
+)
 @every_backend
 def test_scan_is_the_reference_over_several_tiles_and_saved_states(spec, backend):
     case = Case(spec)

@@ -83,7 +83,7 @@ def test_without_a_module_the_kernel_is_exp_of_the_inner_product(case):
     assert_same(x, call(scan, x, case), call(reference_scan, x, case))
 
 
-@pytest.mark.parametrize("chunk", [16, 134, 128])
+@pytest.mark.parametrize("chunk", [16, 134, pytest.param(128, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fields", [{"structure": "linear"}, {"window": 3}, SOFTMAX], ids=str)
 def test_scan_is_the_reference_over_several_tiles(fields, chunk):
     case = Case(exp_spec(**({"key_dim": 3, "value_dim": 3, "chunk_size": chunk} | fields)))

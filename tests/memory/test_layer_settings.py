@@ -122,7 +122,9 @@ def test_norms_are_finite_at_zero_and_never_narrower_than_float32():
     assert_close_rms(rms_norm(some(3, 4), torch.full((4,), 2.0, dtype=f64)), 2 * rms_norm(some(3, 4)), 1e-14)
 
 
-@pytest.mark.parametrize("module", ["conv", "norm", "config", "gating", "trace", "layer"])
+@pytest.mark.parametrize(
+    "module", ["nn.conv", "nn.norm", "memory.config", "memory.gating", "memory.trace", "memory.layer"]
+)
 def test_examples_in_docstrings_run(module):
-    found = doctest.testmod(importlib.import_module(f"mnemos.memory.{module}"))
+    found = doctest.testmod(importlib.import_module(f"mnemos.{module}"))
     assert found.failed == 0

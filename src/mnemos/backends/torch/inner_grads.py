@@ -7,6 +7,7 @@ G = batch x heads, E entries, D lifted key dim, V value dim.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -15,14 +16,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...memory.spec import MemorySpec
+from ...nn.checkpoint import recomputed
 
 SMALL_NUMEL = 16384  # below it, torch's fused GELU costs more to set up than a few plain operations
 Uses = list[list[tuple[Tensor, Tensor]]]  # for each fast map, the (inputs, errors) of each time the network used it
 
 
-def errors_at_anchor(spec: MemorySpec, k: Tensor, v: Tensor, A: list[Tensor], matmul=torch.bmm) -> Uses:
-    """Inputs and errors of every fast map for keys k (G, E, D) and values v (G, E, V) at weights A."""
-    return chain_errors(spec, k, v, A, matmul) if spec.network.chain is not None else autograd_errors(spec, k, v, A)
+def errors_at_anchor(
+    spec: MemorySpec, k: Tensor, v: Tensor, A: list[Tensor], matmul=torch.bmm, recompute: bool = False
+) -> Uses:
+    """Inputs and errors of every fast map for keys k (G, E, D) and values v (G, E, V) at weights A.
+
+    recompute: a network without a chain is differentiated again in the backward pass, and results need gradients only if an
+    argument does. Inside of work that is recomputed as a whole it is not needed.
+    """
+    if spec.network.chain is not None:
+        return chain_errors(spec, k, v, A, matmul)
+    if recompute and torch.is_grad_enabled():
+        return _by_map(*recomputed(functools.partial(_by_autograd, spec), k, v, *A))
+    return autograd_errors(spec, k, v, A)
 
 
 def chain_errors(spec: MemorySpec, k: Tensor, v: Tensor, A: list[Tensor], matmul=torch.bmm) -> Uses:

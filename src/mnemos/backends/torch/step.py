@@ -111,7 +111,7 @@ def _write_and_read(query: Tensor, entries, weight: Tensor | None, gates: Gates,
     if S and gates.momentum is not None:
         momentum = each(gates.momentum)
         carried = [momentum * s for s in S]
-    uses = errors_at_anchor(spec, *entries, A)
+    uses = errors_at_anchor(spec, *entries, A, recompute=True)
     moved = [_push(s, use, weight, w) for s, use, w in zip(carried, uses, W)]
     if spec.update_rule.commits:
         assert retained is not None
