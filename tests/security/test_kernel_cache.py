@@ -41,7 +41,7 @@ def folder(compiled, tmp_path, monkeypatch):
     """A copy of that cache, of which this process has loaded nothing."""
     shutil.copytree(compiled, tmp_path / "cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    caches = build.library, build.gemm, chain.unavailable_reason, layer.available
+    caches = build.library, build.gemm, chain.unavailable_reason, layer._unavailable_reason
     for cached in caches:
         cached.cache_clear()
     yield tmp_path / "cache" / "mnemos" / "kernels"

@@ -163,3 +163,25 @@ def test_a_memory_state_of_a_file_is_finite_and_of_the_layer_that_reads_it(tmp_p
     save_file(tensors | {"position": torch.tensor([2**63 - 1])}, tmp_path / "b", header)
     with pytest.raises(ValueError, match="beyond"):
         MemoryState.load(tmp_path / "b")
+
+
+def test_choices_of_a_projection_from_a_file_are_of_their_types():
+    """Found by the fuzzer: a window that is a string, and an eps beyond 64 bits, ended in tracebacks."""
+    for choices in ({"window": "3"}, {"window": 2**40}, {"decay": "0.9"}, {"persistent": 1.5}, {"gate_hidden": -1}):
+        with pytest.raises(ValueError, match=next(iter(choices))):
+            MnemosConfig(hidden_size=8, num_attention_heads=2, layers="qk", qk_projection=choices)
+    with pytest.raises(ValueError, match="rms_norm_eps"):
+        MnemosConfig(hidden_size=8, num_attention_heads=2, layers="qk", rms_norm_eps=10**20)
+
+
+def test_a_cache_of_a_projection_has_one_type_of_numbers(tmp_path):
+    """Found by the fuzzer: a Gram matrix of float64 beside a norm of float32 ended in torch's own error."""
+    model = MnemosForCausalLM(
+        MnemosConfig(vocab_size=16, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, layers="qk")
+    )
+    cache = model.state(torch.tensor([[1, 2, 3]]))
+    state = cache.layers[0]["memory"]
+    state.gram = state.gram.double()
+    cache.save(tmp_path / "cache")
+    with pytest.raises(ValueError, match="mixes number types"):
+        MnemosCache.load(tmp_path / "cache", model.config)

@@ -257,4 +257,5 @@ def check_fields(names: Iterable[str]) -> None:
 
 
 def is_number(value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether the value is a float, or a whole number that a float holds exactly."""
+    return isinstance(value, float) or (type(value) is int and abs(value) <= 2**53)

@@ -62,7 +62,10 @@ def from_tensors(
     check_position(path, tensors.get("position"))
     position = tensors["position"]
     check_shapes(path, tensors, form.shapes(len(position), int(position.max())) | {"position": (len(position),)})
-    check_floats(path, {key: x for key, x in tensors.items() if key != "position"})
+    floats = {key: x for key, x in tensors.items() if key != "position"}
+    check_floats(path, floats)
+    if len({x.dtype for x in floats.values()}) > 1:
+        raise ValueError(f"{path} mixes number types")
     assert issubclass(form.kind, RowCache)
     return form.kind.from_tensors(tensors, **form.settings)
 

@@ -12,6 +12,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 from ..memory import NeuralMemoryConfig
 from ..memory.config import is_number
 from ..memory.spec import WIDEST
+from ..nn.qk_projection import check_choices
 from .keywords import refuse_unknown
 from .required import check_required, required_modules
 
@@ -175,6 +176,7 @@ class MnemosConfig(PreTrainedConfig):
         unknown = sorted(set(self.qk_projection or {}) - set(QK_FIELDS))
         if unknown:
             raise ValueError(f"qk_projection has no choice {', '.join(unknown)}; there are {', '.join(QK_FIELDS)}")
+        check_choices(**(self.qk_projection or {}))
         blocks = self.blocks
         if any(name != "lmm" for name in blocks):
             self._check_attention()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,8 @@ from torch import Tensor, nn
 from .cache import RowCache
 from .norm import l2_normalize
 from .sliding import reach
+
+WIDEST = 2**20  # sizes may come from a file and must not exhaust the machine
 
 
 @dataclass
@@ -35,6 +38,34 @@ class QKCache(RowCache):
     norm: Tensor | None = None
     key: Tensor | None = None
     gate: Tensor | None = None
+
+
+def check_choices(
+    persistent: Any = 64,
+    window: Any = None,
+    decay: Any = 0.95,
+    gate_hidden: Any = 64,
+    normalise: Any = "sum",
+    chunk_size: Any = 64,
+    eps: Any = 1e-6,
+) -> None:
+    """Raise a ValueError for choices of a `QKProjection` of a wrong type or size; they may come from a file."""
+
+    def whole(value: Any, least: int) -> bool:
+        return type(value) is int and least <= value <= WIDEST
+
+    if normalise not in ("sum", "per_key"):
+        raise ValueError(f"normalise={normalise!r:.60} must be 'sum' or 'per_key'")
+    if window is not None and not whole(window, 1):
+        raise ValueError(f"window={window!r:.60} must be a whole number >= 1, or None for all tokens")
+    if decay is not None and not (type(decay) is float and 0.0 < decay < 1.0):
+        raise ValueError(f"decay={decay!r:.60} must lie between 0 and 1, or be None for no decay")
+    if not whole(persistent, 0) or not whole(chunk_size, 1):
+        raise ValueError(f"persistent={persistent!r:.60} must be >= 0 and chunk_size={chunk_size!r:.60} >= 1")
+    if gate_hidden is not None and not whole(gate_hidden, 0):
+        raise ValueError(f"gate_hidden={gate_hidden!r:.60} must be a whole number >= 0, or None for no gate")
+    if type(eps) not in (int, float) or not 0 < eps < 1e30:
+        raise ValueError(f"eps={eps!r:.60} must be a number > 0")
 
 
 class QKProjection(nn.Module):
@@ -72,14 +103,7 @@ class QKProjection(nn.Module):
         super().__init__()
         if heads < 1 or (head_dim is None and dim % heads):
             raise ValueError(f"heads={heads} must divide dim={dim}, or give head_dim")
-        if normalise not in ("sum", "per_key"):
-            raise ValueError(f"normalise={normalise!r} must be 'sum' or 'per_key'")
-        if window is not None and window < 1:
-            raise ValueError(f"window={window} must be >= 1, or None for all tokens")
-        if decay is not None and not 0.0 < decay < 1.0:
-            raise ValueError(f"decay={decay} must lie between 0 and 1, or be None for no decay")
-        if persistent < 0 or chunk_size < 1:
-            raise ValueError(f"persistent={persistent} must be >= 0 and chunk_size={chunk_size} >= 1")
+        check_choices(persistent, window, decay, gate_hidden, normalise, chunk_size, eps)
         self.dim, self.heads, self.head_dim = dim, heads, dim // heads if head_dim is None else head_dim
         self.window, self.normalise, self.chunk_size, self.eps = window, normalise, chunk_size, eps
         self.qk = nn.Linear(dim, 2 * heads * self.head_dim, bias=False)
