@@ -272,3 +272,14 @@ def test_state_after_refuses_what_holds_no_record():
     for outputs in (model.generate(tokens(1, 3), **GREEDY), model(tokens(1, 3))):
         with pytest.raises(ValueError, match="must be what generate"):
             model.state_after(outputs)
+
+
+def test_a_cache_that_claims_too_many_tokens_is_refused_before_a_mask_of_them_is_made():
+    """Found by the fuzzer: generate asked for terabytes."""
+    model = MnemosForCausalLM(
+        MnemosConfig(vocab_size=16, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, layers="swa")
+    )
+    cache = model.state(torch.tensor([[1, 2, 3]]))
+    cache.length = 2**40
+    with pytest.raises(ValueError, match=r"has read 1099511627776 tokens, and generate keeps a mask"):
+        model.generate(torch.tensor([[4]]), past_key_values=cache, max_new_tokens=1)

@@ -13,6 +13,8 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from .cache import MnemosCache
 
+MAX_MASK_NUMEL = 2**28  # two gigabytes; a cache from a file may claim any length
+
 
 def mask_of_new(cache: MnemosCache, new: Tensor | None, name: str, mask: Tensor | None) -> Tensor | None:
     """The mask (B, P + T) of new tokens (B, T, ...) behind `cache`, from one of T or P + T columns; None stays None."""
@@ -38,6 +40,11 @@ def check_mask(mask: Tensor, shape: tuple[int, int], past: int) -> None:
 
 def with_past(mask: Tensor, past: int) -> Tensor:
     """Mask of the new tokens (B, T) -> (B, P + T), as transformers expects it beside a cache."""
+    if mask.shape[0] * past > MAX_MASK_NUMEL:
+        raise ValueError(
+            f"the cache has read {past} tokens, and generate keeps a mask of them all for each of its {mask.shape[0]} rows; "
+            "call the model token by token instead"
+        )
     return torch.cat([mask.new_ones(mask.shape[0], past), mask], dim=1)
 
 
