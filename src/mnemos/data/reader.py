@@ -156,7 +156,7 @@ def kept(text: str, damaged: bool, rules: Rules, report: Report) -> str | None:
 
 @contextlib.contextmanager
 def open_item(item: Item, on_bytes: OnBytes) -> Generator[Any, None, None]:
-    """A file of bytes, unzipped if need be; the bytes of the file itself are what `on_bytes` hears of."""
+    """A file of bytes, decompressed if needed. `on_bytes` receives the number of bytes read from the file itself."""
     try:
         with open(item.path, "rb") as raw:
             counted = _Counted(raw, on_bytes)

@@ -27,7 +27,7 @@ class Settings:
     contexts: tuple[int, ...] = ()
     """Lengths of context at which to compare the perplexity of the same tokens."""
     window: int | None = None
-    """Perplexity in windows of so many tokens, not streamed."""
+    """Perplexity in windows of this many tokens, not streamed."""
     stride: int | None = None
     """How far a window moves (half of it)."""
     samples: int = 5

@@ -22,7 +22,7 @@ Products = Callable[[Tensor], Tensor]  # (..., L) -> (..., L, L), as `decay_prod
 
 
 class Coefficients(NamedTuple):
-    """Rows 0..L of C, beta and f: row t is the state after t tokens of the tile, row 0 its start."""
+    """Rows 0..L of C, beta and f: row t is the state after t tokens of the tile, row 0 the state before the first."""
 
     C: Tensor  # N G L+1 E
     beta: Tensor  # N G L+1
