@@ -2,14 +2,14 @@
 
 A backend is a module under `mnemos.backends` that registers kernels: functions for operations, each with `supports`, which takes
 the arguments of the choice and returns None, or the reason why the kernel cannot compute this call. `find` returns the first kernel
-that supports a call. An operation under `@operation` has a plain torch form, computed if no backend supports the call.
+that supports a call; kernels are never asked while torch compiles. An operation under `@operation` has a plain torch form, computed if no backend supports the call.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -23,20 +23,24 @@ Result = TypeVar("Result")
 
 
 class Kernel(NamedTuple):
-    """An implementation of an operation. supports: None, or why it cannot compute a call."""
+    """A backend's implementation of an operation. supports: None, or why it cannot compute a call."""
 
+    backend: str
     function: Callable[..., Any]
     supports: Callable[..., str | None]
 
 
-_KERNELS: dict[str, dict[str, Kernel]] = {}  # by operation and backend
+OPERATIONS: dict[str, Callable[..., Any]] = {}  # the plain torch forms, by name
+_KERNELS: dict[str, list[Kernel]] = {}  # by operation, in the order in which they are asked
 
 
 def kernel(operation: str, backend: str, supports: Callable[..., str | None]) -> Callable[[Function], Function]:
-    """Decorator: register the function as `backend`'s implementation of `operation`."""
+    """Decorator: register the function as an implementation of `operation` by `backend`, asked after its earlier ones."""
 
     def register(function: Function) -> Function:
-        _KERNELS.setdefault(operation, {})[backend] = Kernel(function, supports)
+        kernels = _KERNELS.setdefault(operation, [])
+        kernels.append(Kernel(backend, function, supports))
+        kernels.sort(key=lambda one: list(MODULES).index(one.backend))
         return function
 
     return register
@@ -59,12 +63,13 @@ def find(operation: str, backend: str, *arguments, **keywords) -> Callable[..., 
     True
     """
     if torch.compiler.is_compiling():  # a compiler makes kernels of its own from torch operations
-        plain = _KERNELS.get(operation, {}).get("torch")
-        return None if plain is None else plain.function
-    for name, found in _kernels(operation):
+        plain = [found.function for found in _KERNELS.get(operation, []) if found.backend == "torch"]
+        return plain[0] if plain else None
+    load()
+    for name, function, supports in _KERNELS.get(operation, ()):
         if backend in ("auto", name) or name == "torch":
-            if found.supports(*arguments, **keywords) is None:
-                return found.function
+            if supports(*arguments, **keywords) is None:
+                return function
             if backend == name and (reason := unavailable_reason(name)) is not None:
                 raise ValueError(f"backend={name!r} is not available: {reason}; use 'auto' or 'torch'")
     return None
@@ -77,13 +82,12 @@ def unavailable_reason(backend: str) -> str | None:
 
 def reasons(operation: str, *arguments) -> dict[str, str | None]:
     """For each backend that implements the operation: None if it supports the call, else the reason why not."""
-    return {name: found.supports(*arguments) for name, found in _kernels(operation)}
-
-
-def _kernels(operation: str) -> Iterator[tuple[str, Kernel]]:
     load()
-    found = _KERNELS.get(operation, {})
-    return ((name, found[name]) for name in MODULES if name in found)
+    found: dict[str, str | None] = {}
+    for name, _, supports in _KERNELS.get(operation, ()):
+        if found.get(name, "") is not None:  # else a kernel of this backend supports it
+            found[name] = supports(*arguments)
+    return found
 
 
 @functools.cache
@@ -105,10 +109,11 @@ def operation(function: Callable[..., Result]) -> Callable[..., Result]:
     """Decorator: a torch function for which backends may have kernels, under its name. It takes `backend` as a further keyword."""
 
     name: str = function.__name__  # ty: ignore[missing-attribute]
+    OPERATIONS[name] = function
 
     @functools.wraps(function)
     def dispatched(*arguments, backend: str = "auto", **keywords):
-        if backend != "torch" and not torch.compiler.is_compiling():
+        if backend != "torch":
             found = find(name, backend, *arguments, **keywords)
             if found is not None:
                 return found(*arguments, **keywords)

@@ -14,8 +14,11 @@ from helpers import assert_close, needs_kernel
 from mnemos.backends.cpu import token
 from mnemos.memory import Gates, NeuralMemory
 from mnemos.models import MnemosForCausalLM, presets
+from mnemos.models.blocks import GateMixer
+from mnemos.models.gate import Gate
 from mnemos.nn import SwiGLU
 from mnemos.nn.linear import Linear
+from mnemos.nn.norm import RMSNorm
 
 pytestmark = needs_kernel
 
@@ -87,6 +90,49 @@ def test_a_hook_on_any_part_of_a_block_is_heard_in_decoding(name):
         assert_close(decode(model, ids), right, 1e-9)
         heard += not torch.allclose(right, plain)
     assert heard > 6
+
+
+class OtherGate(Gate):
+    """A mode that no kernel knows, with a linear map as the known ones have."""
+
+    def forward(self, y, m, x):
+        return y * self.opening(self.linear(x)).mean(-1, keepdim=True) - m
+
+
+class OtherNorm(RMSNorm):
+    def forward(self, x):
+        return x / (1 + x.abs().amax(-1, keepdim=True))
+
+
+class OtherMixer(GateMixer):
+    def forward(self, x, *rest):
+        y, state = super().forward(x, *rest)
+        return y + x.flip(-1), state
+
+
+class OtherFeed(SwiGLU):
+    def forward(self, x):
+        return super().forward(x).tanh()
+
+
+@pytest.mark.parametrize(
+    "place, other",
+    [
+        ("mixer.gate", OtherGate),
+        ("mixer_norm", OtherNorm),
+        ("feedforward_norm", OtherNorm),
+        ("mixer", OtherMixer),
+        ("feedforward", OtherFeed),
+    ],
+)
+def test_a_part_that_kernels_do_not_know_is_computed_by_torch(place, other):
+    ids, model = torch.randint(0, 64, (2, 8)), small("titans-mag")
+    known = decode(model, ids)
+    for block in model.model.layers:
+        block.get_submodule(place).__class__ = other
+    right = model(ids).logits
+    assert_close(decode(model, ids), right, 1e-9)
+    assert not torch.allclose(right, known)
 
 
 class Halved(torch.nn.Module):
@@ -250,3 +296,13 @@ def test_a_hook_on_any_part_of_a_layer_is_heard_in_training(place):
     before = layer(x)[0]
     layer.get_submodule(place).register_forward_hook(scaled)
     assert not torch.allclose(layer(x)[0], before)
+
+
+@pytest.mark.parametrize("name", ["titans-lmm", "titans-mag", "atlas-mag"])
+def test_a_model_of_bfloat16_decodes_a_single_row(name):
+    """Its gates are computed in float32, by a map of one row without a bias."""
+    ids = torch.randint(0, 64, (1, 8))
+    low = small(name).bfloat16()
+    wide = small(name)
+    wide.load_state_dict(low.state_dict())
+    assert_close(decode(low, ids), decode(wide, ids), 0.1)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 
 from helpers import assert_close, needs_kernel
+from mnemos import dispatch
 from mnemos.backends.cpu import build, chain, layer
 from mnemos.dispatch import reasons
 from mnemos.memory import Gates, MemorySpec, NeuralMemory, scan
@@ -128,3 +131,19 @@ def test_what_the_kernel_does_not_know_goes_by_torch():
     assert reasons("scan", k, SPEC)["torch"] is None
     with pytest.raises(ValueError, match="backend='cuda' is unknown; choose one of 'auto', 'torch', 'cpu'"):
         scan(*tokens(), SPEC, backend="cuda")
+
+
+def arguments(function) -> list[tuple[str, object]]:
+    return [(p.name, p.default) for p in inspect.signature(function).parameters.values()]
+
+
+def test_a_kernel_takes_the_arguments_of_its_operation():
+    """A kernel that lacks a default would fail at the calls that leave it out."""
+    import mnemos.models  # noqa: F401 (operations of every folder)
+
+    dispatch.load()
+    assert len(dispatch.OPERATIONS) >= 7
+    for name, plain in dispatch.OPERATIONS.items():
+        for kernel in dispatch._KERNELS[name]:
+            assert arguments(kernel.function) == arguments(plain), name
+            assert [n for n, _ in arguments(kernel.supports)] == [n for n, _ in arguments(plain)], name

@@ -7,6 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from ..dispatch import operation
 from .features import FEATURES
 from .spec import Gates, MemorySpec
 from .state import MemoryState
@@ -165,6 +166,13 @@ def _check_features(features, spec: MemorySpec, heads: int) -> None:
         raise ValueError(f"features are {name or _kind(features)!r}, but the spec has features={spec.features!r}")
 
 
+@operation
+def value_range(x: Tensor) -> tuple[float, float]:
+    """The smallest and the largest number of x; NaN if it holds one."""
+    low, high = torch.aminmax(x.detach())
+    return low.item(), high.item()
+
+
 def _check_gates(gates: Gates, shape: tuple[int, int, int], spec: MemorySpec, device: torch.device) -> None:
     if not isinstance(gates, Gates) or not isinstance(gates.lr, Tensor):
         raise ValueError("gates must be Gates(lr=...) with a tensor lr (B, T, H)")
@@ -183,7 +191,7 @@ def _check_gates(gates: Gates, shape: tuple[int, int, int], spec: MemorySpec, de
         if x.device != device:
             raise ValueError(f"gates.{name} is on {x.device}, but k is on {device}")
         if not torch.compiler.is_compiling():
-            low, high = (end.item() for end in torch.aminmax(x.detach()))
+            low, high = value_range(x)
             if not (low >= 0.0 and high < float("inf")) or (name != "lr" and high > 1.0):
                 raise _gate_error(name, x, low, high)
 

@@ -11,8 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..dispatch import operation
 from ..memory.gating import logit
-from ..nn.linear import Linear
+from ..nn.linear import Linear, linear
+from ..nn.modules import is_unmodified
 from ..nn.norm import RMSNorm
 from .config import MnemosConfig
 
@@ -49,14 +51,31 @@ class Gate(nn.Module):
         if self.linear is None or self.offset is None:
             return y * m.sigmoid()
         additive = self.mode == "additive"
-        g = self.opening(self.linear(x)).repeat_interleave(x.shape[-1] // self.heads, dim=-1)  # B T D
-        return y + g * m if additive else g * y + (1 - g) * m
+        if is_unmodified(self.linear) and self.linear.weight.shape == (self.heads, x.shape[-1]):
+            return gated_sum(x, y, m, self.linear.weight, self.offset, self.start, additive)
+        return _joined(self.opening(self.linear(x)), y, m, additive)
 
     def opening(self, mapped: Tensor) -> Tensor:
         """What `linear` made of x (B, T, D) -> the gate's numbers, (B, T, heads) in [0, 1]."""
         if self.offset is None or mapped.shape[-1] != self.heads:
             raise ValueError(f"the gate's linear map has {mapped.shape[-1]} outputs, but {self.heads} are expected")
-        return (mapped + (self.offset + self.start).to(mapped.dtype)).sigmoid()
+        return _opening(mapped, self.offset, self.start)
+
+
+@operation
+def gated_sum(x: Tensor, y: Tensor, m: Tensor, weight: Tensor, offset: Tensor, start: float, additive: bool) -> Tensor:
+    """g y + (1 - g) m, or y + g m if additive, with g = sigmoid(x weightᵀ + offset + start): x, y, m (B, T, D), weight (heads, D)."""
+    return _joined(_opening(linear(x, weight), offset, start), y, m, additive)
+
+
+def _opening(mapped: Tensor, offset: Tensor, start: float) -> Tensor:
+    return (mapped + (offset + start).to(mapped.dtype)).sigmoid()
+
+
+def _joined(g: Tensor, y: Tensor, m: Tensor, additive: bool) -> Tensor:
+    """Gates g (B, T, heads), each for as many channels of y and m (B, T, D)."""
+    g = g.repeat_interleave(y.shape[-1] // g.shape[-1], dim=-1)  # B T D
+    return y + g * m if additive else g * y + (1 - g) * m
 
 
 def _gate_heads(config: MnemosConfig) -> int:

@@ -5,7 +5,16 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .linear import Linear
+from ..dispatch import operation
+from .linear import Linear, linear
+from .modules import is_unmodified
+
+
+@operation
+def swiglu(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """`SwiGLU` as a function of its weights: x (..., dim), gate_up (2 hidden, dim), down (dim, hidden) -> (..., dim)."""
+    gate, up = linear(x, gate_up).chunk(2, dim=-1)
+    return linear(F.silu(gate) * up, down)
 
 
 class SwiGLU(nn.Module):
@@ -29,5 +38,7 @@ class SwiGLU(nn.Module):
         self.down = Linear(self.hidden, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        if is_unmodified(self.gate_up, self.down):
+            return swiglu(x, self.gate_up.weight, self.down.weight)
         gate, up = self.gate_up(x).chunk(2, dim=-1)
         return self.down(F.silu(gate) * up)

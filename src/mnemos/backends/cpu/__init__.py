@@ -33,7 +33,7 @@ def _unsupported_linear(x, weight, bias=None) -> str | None:
     if not x.numel() == x.shape[-1] == n:
         return "more than one row"
     parameters, shapes = ((weight,), ((out, n),)) if bias is None else ((weight, bias), ((out, n), (out,)))
-    if not decode._readable(parameters, shapes, x.dtype):
+    if not decode.readable(parameters, shapes, x.dtype):
         return "parameters must be contiguous"
     return decode.unsupported_call(x)
 
@@ -41,18 +41,21 @@ def _unsupported_linear(x, weight, bias=None) -> str | None:
 kernel("linear", "cpu", _unsupported_linear)(token.linear)
 
 
-def _few(x, weight=None) -> bool:
-    """Few numbers without gradients, for which one call is faster than a chain of operations."""
-    if not 0 < x.numel() <= decode.SMALL_NUMEL:
-        return False
+def _unsupported_few(x, weight=None, eps=1e-6, gate=None) -> str | None:
+    """Few numbers without gradients: one call is faster than a chain of operations."""
+    if gate is not None or not 0 < x.numel() <= decode.SMALL_NUMEL:
+        return "a gate, or more than few numbers"
     if weight is not None and not (weight.is_contiguous() and weight.shape == x.shape[x.dim() - weight.dim() :]):
-        return False
-    return decode.unsupported_call(x, weight) is None
+        return "the weight is broadcast"
+    return decode.unsupported_call(x, weight)
+
+
+@kernel("rms_norm", "cpu", _unsupported_few)
+def norm_of_few(x, weight=None, eps=1e-6, gate=None):
+    return token.norm(x, weight, 1.0 / x.shape[-1], eps)
 
 
 def _unsupported_norm(x, weight=None, eps=1e-6, gate=None) -> str | None:
-    if gate is None and _few(x, weight):
-        return None
     if weight is not None and weight.shape != x.shape[x.dim() - weight.dim() :]:
         return "the weight is broadcast"
     return layer.unsupported(x, weight, gate)
@@ -60,15 +63,41 @@ def _unsupported_norm(x, weight=None, eps=1e-6, gate=None) -> str | None:
 
 @kernel("rms_norm", "cpu", _unsupported_norm)
 def rms_norm(x, weight=None, eps=1e-6, gate=None):
-    if gate is None and _few(x, weight):
-        return token.norm(x, weight, 1.0 / x.shape[-1], eps)
     given = (None if y is None else y.contiguous() for y in (x, weight, gate))
     return layer.GatedNorm.apply(*given, eps)
 
 
-@kernel("l2_normalize", "cpu", lambda x, eps=1e-6: None if _few(x) else "more than few numbers")
+@kernel("l2_normalize", "cpu", lambda x, eps=1e-6: _unsupported_few(x))
 def l2_normalize(x, eps=1e-6):
     return token.norm(x, None, 1.0, eps)
+
+
+@kernel("value_range", "cpu", lambda x: _unsupported_few(x))
+def value_range(x):
+    return token.ends(x)
+
+
+def _unsupported_swiglu(x, gate_up, down) -> str | None:
+    """Few rows without gradients."""
+    dim, hidden = down.shape
+    if x.shape[-1] != dim or not decode.readable((gate_up, down), ((2 * hidden, dim), (dim, hidden)), x.dtype):
+        return "weights must be contiguous and fit x"
+    return _unsupported_few(x)
+
+
+kernel("swiglu", "cpu", _unsupported_swiglu)(token.feed)
+
+
+def _unsupported_gate(x, y, m, weight, offset, start, additive) -> str | None:
+    if not x.shape == y.shape == m.shape or x.shape[-1] % weight.shape[0]:
+        return "x, y and m must have one shape"
+    heads, dim = weight.shape[0], x.shape[-1]
+    if not decode.readable((weight, offset), ((heads, dim), (heads,)), x.dtype):
+        return "weights must be contiguous and fit x"
+    return _unsupported_few(x) or decode.unsupported_call(x, y, m)
+
+
+kernel("gated_sum", "cpu", _unsupported_gate)(token.join)
 
 
 def _unsupported_heads(x, tail, weight, heads, dims, norms) -> str | None:

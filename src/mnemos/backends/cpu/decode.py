@@ -40,8 +40,8 @@ def unsupported_call(*tensors: Tensor | None) -> str | None:
     """Why the kernels for one token do not compute with these tensors, or None if they do."""
     if torch.is_grad_enabled():
         return "the kernels for one token have no gradients"
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-        return "a compiled or traced model needs torch operations"
+    if torch._C._get_tracing_state() is not None:
+        return "a traced model needs torch operations"
     if torch._C._are_functorch_transforms_active() or torch.is_autocast_enabled("cpu"):
         return "torch.func and autocast need torch operations"
     first = tensors[0]
@@ -79,7 +79,7 @@ def _begin(module: nn.Module | None, x: Tensor, state: Any) -> Begin | None:
     return _begin_attention(module, x, state) if type(module) is Attention else None
 
 
-def _readable(parameters: Sequence[Tensor | None], shapes: Sequence[Shape | None], dtype: torch.dtype) -> bool:
+def readable(parameters: Sequence[Tensor | None], shapes: Sequence[Shape | None], dtype: torch.dtype) -> bool:
     """Whether a kernel may read these parameters: contiguous, in the CPU's memory, and of the shapes that the module was made with."""
     for x, shape in zip(parameters, shapes, strict=True):
         if x is None:
@@ -116,7 +116,7 @@ def _begin_memory(memory: NeuralMemory, x: Tensor, state: MemoryState) -> Begin 
     shapes = _shapes.get(memory)
     if shapes is None:
         shapes = _shapes[memory] = _memory_shapes(memory)
-    if not _readable(parameters, shapes, x.dtype) or unsupported_call(x, state.window_key, state.conv) is not None:
+    if not readable(parameters, shapes, x.dtype) or unsupported_call(x, state.window_key, state.conv) is not None:
         return None
 
     def begin():
@@ -181,7 +181,7 @@ def _begin_attention(attention: Attention, x: Tensor, cache: AttentionCache) -> 
         norm = None if attention.q_norm is None else (D,)
         mixed = rows + 2 * attention.kv_heads * D
         shapes = _shapes[attention] = (mixed, attention.dim), norm, norm, (attention.dim, rows)
-    if not _readable(parameters, shapes, x.dtype) or unsupported_call(x, cache.key, cache.value) is not None:
+    if not readable(parameters, shapes, x.dtype) or unsupported_call(x, cache.key, cache.value) is not None:
         return None
     if not cache.position.is_contiguous():
         return None
@@ -214,7 +214,7 @@ def _block(block: ResidualBlock, x: Tensor, state: dict[str, Any]) -> tuple[Tens
     shapes: list[Shape | None] = [None if norm is None else (dim,) for norm in norms]
     shapes += [] if gate is None else [(gate.heads, dim), (gate.heads,)]
     shapes += [(2 * hidden, dim), (dim, hidden)]
-    if not _readable((*norms, *join, *maps), shapes, x.dtype):
+    if not readable((*norms, *join, *maps), shapes, x.dtype):
         return None
     begin = {}
     for name, part in (("memory", memory), ("attention", attention)):

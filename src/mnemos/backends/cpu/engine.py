@@ -33,8 +33,8 @@ class CpuEngine(Engine):
 
 def unsupported(k: Tensor, spec: MemorySpec) -> str | None:
     """Why the kernels do not compute this memory, or keys k, or None if they do."""
-    if torch.compiler.is_compiling() or transformed():
-        return "torch.compile and torch.func need torch operations"
+    if transformed():
+        return "torch.func needs torch operations"
     if not k.is_cpu or type(k) not in PLAIN:
         return "tensors must be plain tensors in the CPU's memory"
     if spec.anchor != "chunk" or spec.grows:

@@ -21,8 +21,8 @@ Views = View * 3
 
 def unsupported(*tensors: Tensor | None) -> str | None:
     """Why the kernels do not compute with these tensors, or None if they do."""
-    if torch.compiler.is_compiling() or transformed() or torch.is_autocast_enabled("cpu"):
-        return "torch.compile, torch.func and autocast need torch operations"
+    if transformed() or torch.is_autocast_enabled("cpu"):
+        return "torch.func and autocast need torch operations"
     given = [x for x in tensors if x is not None]
     dtype = given[0].dtype
     if dtype not in (torch.float32, torch.float64):

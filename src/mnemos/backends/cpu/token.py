@@ -181,7 +181,7 @@ def chain_step(
     return y
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear` of one row, x (..., in) with in numbers in all, by the contiguous weight (out, in)."""
     out, n = weight.shape
     x = x.contiguous()
