@@ -18,8 +18,8 @@ import torch
 from harness import machine, median, table
 from mnemos.data import Data, DataConfig, embedded, open_data, train_bpe
 from mnemos.data.build import encode_part
-from mnemos.data.parts import Item
 from mnemos.data.readers import Rules
+from mnemos.data.sharding import Item
 from mnemos.data.tokenizer import ByteTokenizer, Tokenizer
 
 SHAPES = ((8, 512), (16, 2048), (4, 8192))

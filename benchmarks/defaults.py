@@ -108,7 +108,7 @@ def train(args, **memory) -> dict:
     memory = model.memories[0]
     assert isinstance(memory, NeuralMemory)
     gates = memory.gating(model.norms[0](model.embedding(test[0][:8])))
-    ceiling = memory.config.lr_ceiling
+    ceiling = memory.config.effective_max_lr
     return {
         "max_lr": ceiling,
         "accuracy": accuracy.item(),
@@ -178,7 +178,9 @@ def main() -> None:
         if keep is not None:
             memory |= {"retain_init": keep}
         if kind == "scale":
-            value *= NeuralMemory(args.dim, heads=args.heads, chunk_size=args.chunk_size, **memory).config.lr_ceiling
+            value *= NeuralMemory(
+                args.dim, heads=args.heads, chunk_size=args.chunk_size, **memory
+            ).config.effective_max_lr
         r = train(args, max_lr=value, **memory)
         print(
             f"{structure:9} {rule:5} {m!s:7} {keep!s:9} | {r['max_lr']:7.4f} {r['accuracy']:5.3f} {r['loss']:6.3f} {r['bad']:4d} {r['spikes']:5d} "

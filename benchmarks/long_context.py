@@ -18,7 +18,7 @@ from harness import machine, memory, table
 from mnemos.data.tasks import NOISE, Background, ByteTokenizer, hide, story
 from mnemos.data.tasks.babilong import mentions_names
 from mnemos.eval import LanguageModel
-from mnemos.eval.lm import state_bytes
+from mnemos.eval.model_adapter import state_bytes
 from mnemos.models import MnemosForCausalLM, presets
 
 

@@ -19,7 +19,7 @@ from mnemos.models import MnemosForCausalLM, presets
 
 SRC = str(Path(mnemos.__file__).parents[1])
 MAIN = "import sys; from mnemos.cli import main; sys.exit(main())"  # what the `mnemos` script holds
-SMALL_PARTS = "from mnemos.data import build, parts; parts.PART_BYTES, build.WORTH_PROCESSES = 300, 0; "
+SMALL_PARTS = "from mnemos.data import build, sharding; sharding.PART_BYTES, build.WORTH_PROCESSES = 300, 0; "
 COMMAND = '''
 from mnemos.cli import register_command
 

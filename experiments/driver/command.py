@@ -13,10 +13,10 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from mnemos.atomic_io import write_text
 from mnemos.cli.progress import bar_of_cells
 from mnemos.cli.tables import print_table
 from mnemos.cli.usage import parsed
-from mnemos.whole import write_text
 
 from .experiment import Experiment, find
 from .page import done, names, page, readme

@@ -19,11 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mnemos.atomic_io import write_text
 from mnemos.choices import unknown
+from mnemos.deprecation import old_names
 from mnemos.eval.files import finite, read_json
+from mnemos.memory import NeuralMemoryConfig
 from mnemos.models import presets
 from mnemos.parsing import parse_yaml
-from mnemos.whole import write_text
 
 Cell = dict[str, Any]
 DEFAULTS = (
@@ -84,7 +86,7 @@ class Experiment:
         preset = whole["model"]["preset"] if "model" in whole else whole.get("preset")
         if preset in presets.PRESETS:
             row = presets.PRESETS[preset]
-            whole |= {"defaults": DEFAULTS, "row": [row.block, row.memory, row.model]}
+            whole |= {"defaults": DEFAULTS, "row": [row.block, first_names(row.memory), row.model]}
             revised = {kind: REVISED[kind] for kind in _kinds(row.memory, whole.get("model", {})) if kind in REVISED}
             whole |= {"revised": revised} if revised else {}
         text = json.dumps(whole, sort_keys=True)
@@ -105,6 +107,16 @@ class Experiment:
         lines = ",\n".join(json.dumps(finite(row), allow_nan=False) for row in rows)
         head = json.dumps({"experiment": self.name, "machine": machine})
         write_text(path, f'{head[:-1]}, "cells": [\n{lines}\n]}}\n')
+
+
+def first_names(memory: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Fields of a memory under the names they had when results were first kept: digests do not change with a name.
+
+    >>> first_names({"residual": True, "depth": 2})
+    {'skip': True, 'depth': 2}
+    """
+    first = {new: old for old, new in old_names(NeuralMemoryConfig).items()}
+    return None if memory is None else {first.get(name, name): value for name, value in memory.items()}
 
 
 def _kinds(memory: dict[str, Any] | None, model: dict[str, Any]) -> set[str]:

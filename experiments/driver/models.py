@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,13 +19,15 @@ def config_of(cell: dict[str, Any], **more: Any) -> MnemosConfig:
     """
     overrides = {"hidden_size": cell["dim"], "num_hidden_layers": cell["layers"]} | more | cell["model"]
     overrides.pop("start_lr", None)
-    return presets.config(overrides.pop("preset"), "nano", **overrides)
+    with warnings.catch_warnings():  # kept results are found by their cells, which have the names of their time
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return presets.config(overrides.pop("preset"), "nano", **overrides)
 
 
 def course_of(cell: dict[str, Any], batch: Callable) -> Course:
     """A cell's steps and rate. cell["model"]["start_lr"]: how fast hidden maps of a memory's start learn, if not as by default.
 
-    >>> course_of({"steps": 9, "lr": 0.01, "model": {"start_lr": 1}}, len).start_lr
+    >>> course_of({"steps": 9, "lr": 0.01, "model": {"start_lr": 1}}, len).w0_lr_scale
     1
     """
-    return Course(cell["steps"], cell["lr"], batch, start_lr=cell["model"].get("start_lr", OptimConfig.start_lr))
+    return Course(cell["steps"], cell["lr"], batch, w0_lr_scale=cell["model"].get("start_lr", OptimConfig.w0_lr_scale))

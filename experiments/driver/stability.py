@@ -42,7 +42,7 @@ def run(cell: dict[str, Any]) -> dict[str, Any]:
         momentum=momentum > 0,
     )
     spec: MemorySpec = config.spec
-    ceiling = config.lr_ceiling * cell["lr_scale"]
+    ceiling = config.effective_max_lr * cell["lr_scale"]
     generator = torch.Generator().manual_seed(cell["seed"])
     k = inputs(cell["length"], generator)
     v = F.normalize(torch.randn(k.shape, generator=generator), dim=-1)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from corpora import jsonl, opened, prose, texts_of
 
-from mnemos.data.order import permute, uniform
 from mnemos.data.packing import Packed, Stream
+from mnemos.data.shuffle import permute, uniform
 from mnemos.data.splits import Documents
 
 

@@ -12,9 +12,9 @@ import pytest
 from corpora import prose
 
 from mnemos.data import readers
-from mnemos.data.parts import Item, items_of, kind_of, parts_of
 from mnemos.data.readers import Rules, read
 from mnemos.data.report import Report
+from mnemos.data.sharding import Item, items_of, kind_of, parts_of
 
 
 def documents(path, report=None, items=None, **rules) -> list[str]:
@@ -158,7 +158,7 @@ def test_a_line_longer_than_the_limit_is_passed_over_without_being_held(tmp_path
 LIMITED = """
 import resource, sys
 from mnemos.data.readers import Rules, read
-from mnemos.data.parts import Item
+from mnemos.data.sharding import Item
 from mnemos.data.report import Report
 report = Report()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

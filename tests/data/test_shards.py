@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from corpora import jsonl, opened, prose
 
-from mnemos.data import ByteTokenizer, build, parts, train_bpe
+from mnemos.data import ByteTokenizer, build, sharding, train_bpe
 from mnemos.data.build import encode_part
-from mnemos.data.parts import Item
 from mnemos.data.readers import Rules
+from mnemos.data.sharding import Item
 from mnemos.data.shards import ShardWriter, Store, whole_shard
 
 
@@ -26,7 +26,7 @@ def tokens(store: Store) -> list[int]:
 
 
 def in_many_parts(monkeypatch, size=4000):
-    monkeypatch.setattr(parts, "PART_BYTES", size)
+    monkeypatch.setattr(sharding, "PART_BYTES", size)
 
 
 def test_a_shard_holds_each_document_and_its_end(tmp_path):
@@ -126,8 +126,8 @@ def test_a_build_that_fails_leaves_no_file_behind_that_looks_whole(tmp_path):
 
 KILLED = """
 import sys, time
-from mnemos.data import DataConfig, build, open_data, parts
-parts.PART_BYTES = 4000
+from mnemos.data import DataConfig, build, open_data, sharding
+sharding.PART_BYTES = 4000
 original = build.encode_part
 def slow(items, number, *args):
     if number == 3:

@@ -143,7 +143,7 @@ def test_bpe_is_trained_on_first_use_and_kept(tmp_path, monkeypatch):
     assert 1.5 < data.tokenizer.bytes_per_token == data.report.bytes / data.report.tokens
     batch = next(data.train)
     assert data.tokenizer.decode(batch["input_ids"][0].tolist())
-    monkeypatch.setattr("mnemos.data.opening.train_bpe", None)  # a second training would fail
+    monkeypatch.setattr("mnemos.data.dataset.train_bpe", None)  # a second training would fail
     again = opened(tmp_path, corpus, tokenizer="bpe:400")
     assert (next(again.train)["input_ids"] == batch["input_ids"]).all()
     with pytest.raises(ValueError, match="must name its size, as bpe:32000 does"):

@@ -10,7 +10,7 @@ from oracles import BYTES, uniform
 
 from mnemos.data.tasks import mqar
 from mnemos.eval import SUITES, Evaluator, Settings, mqar_suite, run_suites
-from mnemos.eval.lm import LanguageModel
+from mnemos.eval.model_adapter import LanguageModel
 from mnemos.eval.suites import Context
 from mnemos.models import MnemosForCausalLM, presets
 

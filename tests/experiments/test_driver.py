@@ -23,7 +23,7 @@ import yaml
 import driver
 from driver import Experiment, command, find, pivot, recall, run, text
 from driver.command import main
-from driver.experiment import DEFAULTS, REVISED
+from driver.experiment import DEFAULTS, REVISED, first_names
 from driver.kinds import KINDS, run_cell
 from driver.needle import longest
 from driver.recall import stage
@@ -113,16 +113,23 @@ def test_stability_tells_a_rate_that_is_safe_from_one_that_is_not():
 def test_results_are_kept_for_the_defaults_they_were_measured_with():
     """If this fails, a preset's settings have changed. Results know the row of their preset; raise DEFAULTS (or REVISED, for the models of
     one kind) if it computes something else by the same row now, and write the new hash here."""
-    derived = ("start_size", "lr_ceiling", "lr_start", "momentum_start")
+    derived = ("effective_w0_scale", "effective_max_lr", "initial_lr", "initial_momentum")
     settings = {}
     for name in presets.names():
         config = presets.config(name)
         memory = config.memory_config if config.has_memory else None
         settings[name] = [config.blocks, config.num_persistent_tokens, config.gate_mode]
-        settings[name] += [memory.to_json(), [getattr(memory, part) for part in derived]] if memory else []
+        settings[name] += (
+            [
+                json.dumps(first_names(json.loads(memory.to_json())), sort_keys=True),
+                [getattr(memory, part) for part in derived],
+            ]
+            if memory
+            else []
+        )
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
     assert (DEFAULTS, REVISED, digest) == (2, {"muon": 2, "deep": 2}, "924ec0c5caa31199")
-    assert OptimConfig.start_lr == 0.1  # how deep memories are trained: raise REVISED["deep"] with it
+    assert OptimConfig.w0_lr_scale == 0.1  # how deep memories are trained: raise REVISED["deep"] with it
 
 
 def test_results_belong_to_the_row_of_their_preset(tmp_path, monkeypatch):

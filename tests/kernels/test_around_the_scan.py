@@ -92,7 +92,8 @@ def test_gated_norm_is_its_formula_and_can_be_differentiated_twice(scale, gated)
 
 
 @pytest.mark.parametrize(
-    "choices", [{}, {"qk_norm": "rms"}, {"qk_norm": "none", "value_bound": None}, {"conv_width": 0}, {"skip": False}]
+    "choices",
+    [{}, {"qk_norm": "rms"}, {"qk_norm": "none", "value_bound": None}, {"conv_width": 0}, {"residual": False}],
 )
 def test_a_layer_gives_the_same_with_and_without_kernels(choices):
     torch.manual_seed(0)

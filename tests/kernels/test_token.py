@@ -32,7 +32,7 @@ def draw_spec(draw: random.Random) -> MemorySpec:
         chunk_size=draw.choice([1, 4, 7]),
         momentum=draw.random() < 0.7,
         read=draw.choice(["after", "before"]),
-        skip=draw.random() < 0.7,
+        residual=draw.random() < 0.7,
     )
 
 
@@ -74,7 +74,7 @@ def test_a_step_is_that_of_torch_in_place_or_not_for_rows_at_any_position(seed):
             assert before is None or all(torch.equal(a, b) for a, b in zip(before, tensors(state)))
         for kind in ("cpu", "inplace"):
             assert_close(found[kind], found["torch"], 1e-12)
-            assert states[kind].phase == states["torch"].phase
+            assert states[kind].chunk_offset == states["torch"].chunk_offset
             for a, b in zip(tensors(states[kind]), tensors(states["torch"])):
                 assert_close(a, b, 1e-12)
     assert all(torch.equal(a, b) for a, b in zip(W0, kept))
@@ -90,7 +90,7 @@ LAYERS = {
     "linear": {"structure": "linear", "objective": "dot", "key_dim": 6},
     "gated": {"structure": "gated_mlp", "read": "before"},
     "deep": {"depth": 3, "conv_width": 1},
-    "no residual": {"skip": False},
+    "no residual": {"residual": False},
     "window": {"window": 3, "gate": "token*decay"},
     "lifted": {"features": "monomials", "key_dim": 4, "structure": "linear"},
 }
@@ -131,7 +131,7 @@ def test_rows_at_different_positions_decode_in_place_as_they_do_alone():
     x = torch.randn(4, 20, 24, dtype=torch.float64)
     alone = [layer(x[i : i + 1, : 3 + 2 * i])[1] for i in range(4)]
     together = MemoryState.stack(alone)
-    assert together.phase is None
+    assert together.chunk_offset is None
     for t in range(10, 20):
         together.inplace = True
         y, together = layer(x[:, t : t + 1], together)

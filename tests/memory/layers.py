@@ -13,12 +13,12 @@ DIM, HEADS, T = 12, 3, 21
 
 CASES = {
     "titans": {},
-    "residual": dict(skip=True),
-    "start not read": dict(skip=True, read_start=False),
+    "residual": dict(residual=True),
+    "start not read": dict(residual=True, w0_branch=False),
     "no gates": dict(momentum=False, retain=False, depth=3),
     "fixed retention": dict(momentum=False, retain="fixed", structure="linear"),
     "omega": dict(structure="gated_mlp", window=3, gate="token*decay*per-lag"),
-    "token anchor": dict(structure="linear", anchor="token", decay_first=True, learned_start=False, momentum=False),
+    "token anchor": dict(structure="linear", anchor="token", decay_first=True, learn_w0=False, momentum=False),
     "token anchor window": dict(structure="linear", anchor="token", window=2, gate="per-lag", read="before"),
     "dot": dict(structure="linear", objective="dot", qk_norm="rms", gate="token"),
     "plain": dict(structure="linear", conv_width=None, qk_norm="none", output_gate=False, value_bound=None),

@@ -145,7 +145,7 @@ def test_token_by_token_is_one_scan(case):
         outputs.append(out)
     assert_close(torch.cat(outputs, 1), y, EXACT, "y")
     assert_same_state(state, final, EXACT)
-    assert state.phase == final.phase
+    assert state.chunk_offset == final.chunk_offset
 
 
 @every_case
@@ -367,7 +367,7 @@ def test_inference_mode_gives_what_no_grad_gives(case, made_inside):
     for a, b in zip(outputs, expected_outputs):
         assert torch.equal(a, b)
     assert_same_state(state, expected_state, 0.0)
-    assert state.phase == expected_state.phase
+    assert state.chunk_offset == expected_state.chunk_offset
 
 
 @every_kind

@@ -30,11 +30,11 @@ def test_the_state_grows_and_says_so():
     sizes = [after(case, n).nbytes for n in (0, 10, 20)]
     assert sizes[0] < sizes[1] and sizes[1] - sizes[0] == sizes[2] - sizes[1]
     state = after(case, 10)
-    assert state.grows and case.spec.grows and state.pairs.length == 10
+    assert state.is_kv_cache and case.spec.is_kv_cache and state.pairs.length == 10
     assert state.batch == 2 and state.heads == HEADS
     assert state.pairs.key.shape == (2, 10, HEADS, 4) and state.pairs.weight.shape == (2, 10, HEADS, 8)
     finite = MemorySpec(4, 4, structure="linear")
-    assert not finite.grows and not finite.initial_state([torch.zeros(1, 4, 4)], 1).grows
+    assert not finite.is_kv_cache and not finite.initial_state([torch.zeros(1, 4, 4)], 1).is_kv_cache
 
 
 @every_kind
@@ -45,7 +45,7 @@ def test_save_load_continue_is_identical_to_the_last_bit(case, length, tmp_path)
     loaded = MemoryState.load(tmp_path / "a", case.spec)
     assert_same_state(loaded, state, 0.0)
     (y, final), (z, other) = go_on(case, state), go_on(case, loaded)
-    assert torch.equal(y, z) and loaded.phase == state.phase
+    assert torch.equal(y, z) and loaded.chunk_offset == state.chunk_offset
     assert_same_state(other, final, 0.0)
 
 

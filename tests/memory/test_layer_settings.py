@@ -76,7 +76,7 @@ def test_a_config_and_keywords_build_the_same_layer():
         (dict(retain_init=1.0), r"retain_init=1.0 must lie between 0 and 1"),
         (dict(value_bound=0.0), r"value_bound=0.0 must be None or > 0"),
         (dict(conv_width=-1), r"conv_width=-1 must be None or a whole number >= 0"),
-        (dict(learned_start=False), r"learned_start=False starts all weights at 0"),
+        (dict(learn_w0=False), r"learn_w0=False starts all weights at 0"),
         (dict(structure="tree"), r"structure='tree' is unknown"),
     ],
 )

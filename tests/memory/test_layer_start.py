@@ -81,14 +81,14 @@ def test_hidden_maps_of_a_long_chain_are_drawn_orthogonal_and_opened_as_they_wer
 
 
 @pytest.mark.parametrize(
-    "case", [dict(), dict(skip=True), dict(features="monomials", key_dim=5), dict(depth=3)], ids=str
+    "case", [dict(), dict(residual=True), dict(features="monomials", key_dim=5), dict(depth=3)], ids=str
 )
 def test_the_start_is_read_beside_the_memory_through_a_norm_of_its_own(case):
     """A memory that is still all of its start says the same as the start; one that has been written to does not change the start's part."""
     torch.manual_seed(0)
-    case = case | dict(start_scale=1.0, conv_width=None)
+    case = case | dict(w0_scale=1.0, conv_width=None)
     mem = NeuralMemory(16, heads=2, **case).double()
-    alone = NeuralMemory(16, heads=2, read_start=False, **case).double()
+    alone = NeuralMemory(16, heads=2, w0_branch=False, **case).double()
     alone.load_state_dict(mem.state_dict(), strict=False)
     x, fresh = some(2, 9, 16), mem.initial_state(2)
     assert torch.allclose(mem.read(x, fresh), 2 * alone.read(x, fresh), rtol=1e-12)
@@ -119,13 +119,13 @@ def test_a_memory_of_muon_begins_from_its_whole_start_and_one_of_gradients_next_
 @pytest.mark.parametrize("momentum", [True, False])
 def test_a_gated_network_or_three_maps_have_a_quarter_of_the_rate_of_two(momentum):
     case = dict(heads=2, chunk_size=16, momentum=momentum)
-    two = NeuralMemory(32, **case).config.lr_ceiling
+    two = NeuralMemory(32, **case).config.effective_max_lr
     assert two == pytest.approx((1 if momentum else 0.5) / 16)
-    assert NeuralMemory(32, structure="gated_mlp", **case).config.lr_ceiling == two / 4
-    assert NeuralMemory(32, depth=3, **case).config.lr_ceiling == two / 4
+    assert NeuralMemory(32, structure="gated_mlp", **case).config.effective_max_lr == two / 4
+    assert NeuralMemory(32, depth=3, **case).config.effective_max_lr == two / 4
 
 
 def test_a_start_scale_that_cannot_be_is_refused():
     for scale in (0, -1.0, float("inf"), "a"):
-        with pytest.raises(ValueError, match=r"start_scale=.* must be None or a number > 0"):
-            NeuralMemory(32, start_scale=scale)
+        with pytest.raises(ValueError, match=r"w0_scale=.* must be None or a number > 0"):
+            NeuralMemory(32, w0_scale=scale)

@@ -218,7 +218,7 @@ def test_retain_zero_wipes_the_memory_exactly(spec):
         gates.gate[:] = 0
     y, W = run(spec, q, k, v, gates, W0)
     assert all(w.abs().max() == 0 for w in W)
-    nothing = q[:, t:] if spec.residual else torch.zeros(B, T - t, H, spec.value_dim, dtype=f64)
+    nothing = q[:, t:] if spec.has_residual else torch.zeros(B, T - t, H, spec.value_dim, dtype=f64)
     assert torch.equal(y[:, t:], nothing)
 
 

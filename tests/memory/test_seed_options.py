@@ -317,7 +317,7 @@ def reference_norms(x, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
         ]
         S, kept = [a for a, _ in pairs], [b for _, b in pairs]
         listed = listed_kept = None
-        if spec.grows:
+        if spec.is_kv_cache:
             old = state.pairs.resized(new.pairs.length)
             listed, listed_kept = moved(new.pairs.momentum, old.momentum, new.pairs.weight, old.weight, entry)
         inside = spec.rule == "gd" or spec.lr_position == "inside"

@@ -101,7 +101,7 @@ def test_a_state_widens_to_float64_and_goes_on_there():
     narrow = after(case, 11, dtype=torch.float32)
     wide = narrow.to(torch.float64)
     assert {t.dtype for t in wide._tensors().values()} == {torch.float64, torch.int64}
-    assert wide.phase == narrow.phase and torch.equal(wide.weights[0], narrow.weights[0].double())
+    assert wide.chunk_offset == narrow.chunk_offset and torch.equal(wide.weights[0], narrow.weights[0].double())
     y, final = go_on(case, wide)
     assert y.dtype == torch.float64 and final.weights[0].dtype == torch.float64
     assert_identical(wide.to(torch.float32), narrow)
@@ -114,7 +114,7 @@ def test_a_state_moves_between_devices_with_everything_it_holds():
     state = dataclasses.replace(after(KINDS[0], 11), conv=torch.zeros(2, 3, 8))
     moved = state.to("meta")
     assert {t.device.type for t in moved._tensors().values()} == {"meta"}
-    assert moved.nbytes == state.nbytes and moved.phase == state.phase
+    assert moved.nbytes == state.nbytes and moved.chunk_offset == state.chunk_offset
     assert {t.device.type for t in state._tensors().values()} == {"cpu"}
 
 
@@ -220,21 +220,29 @@ def test_the_phase_is_a_number_while_rows_agree_and_none_when_they_do_not(case):
     b = case.spec.chunk_size
     for n in (0, 1, b - 1, b, b + 1, 3 * b + 2):
         state = after(case, n)
-        assert state.phase == n % b and isinstance(state.phase, int)
+        assert state.chunk_offset == n % b and isinstance(state.chunk_offset, int)
     apart = MemoryState.stack([after(case, 3, batch=1), after(case, b, batch=1), after(case, b + 3, batch=1)])
-    assert apart.phase is None
-    assert apart.select([0, 2]).phase == 3 and apart.select([1, 1]).phase == 0 and apart.select([1, 2]).phase is None
-    assert MemoryState.stack([apart.select([0]), apart.select([2])]).phase == 3
-    assert apart.clone().phase is None and apart.to("meta").phase is None and apart.detach().phase is None
+    assert apart.chunk_offset is None
+    assert (
+        apart.select([0, 2]).chunk_offset == 3
+        and apart.select([1, 1]).chunk_offset == 0
+        and apart.select([1, 2]).chunk_offset is None
+    )
+    assert MemoryState.stack([apart.select([0]), apart.select([2])]).chunk_offset == 3
+    assert (
+        apart.clone().chunk_offset is None
+        and apart.to("meta").chunk_offset is None
+        and apart.detach().chunk_offset is None
+    )
 
     x = inputs(case, batch=3, length=b)
     mask = torch.zeros(3, b, dtype=torch.bool)
     mask[1, :3] = True  # brings row 1 to where the others are
     _, state = scan(x.q, x.k, x.v, x.gates, apart, case.spec, x.features, mask=mask)
-    assert state.position.tolist() == [3, b + 3, b + 3] and state.phase == 3
+    assert state.position.tolist() == [3, b + 3, b + 3] and state.chunk_offset == 3
     mask[0, 0] = True
     _, state = scan(x.q, x.k, x.v, x.gates, apart, case.spec, x.features, mask=mask)
-    assert state.position.tolist() == [4, b + 3, b + 3] and state.phase is None
+    assert state.position.tolist() == [4, b + 3, b + 3] and state.chunk_offset is None
 
 
 @every_kind
@@ -246,17 +254,17 @@ def test_the_phase_follows_masked_steps(case):
     def masked(state: MemoryState, rows: list[bool]) -> MemoryState:
         return step(*token, state, case.spec, x.features, mask=torch.tensor(rows).unsqueeze(-1))[1]
 
-    assert masked(state, [True, True]).phase == 4 % case.spec.chunk_size
+    assert masked(state, [True, True]).chunk_offset == 4 % case.spec.chunk_size
     assert_identical(masked(state, [False, False]), state)
     apart = masked(state, [True, False])
-    assert apart.position.tolist() == [4, 3] and apart.phase is None
+    assert apart.position.tolist() == [4, 3] and apart.chunk_offset is None
     together = masked(apart, [False, True])
     assert together.position.tolist() == [4, 4]
     y, final = scan(*token, together, case.spec, x.features)
     ry, rfinal = reference_scan(*token, together, case.spec, x.features)
     assert_close(y, ry, 1e-10, "y")
-    assert rfinal.phase == 5 % case.spec.chunk_size
-    assert final.phase == rfinal.phase
+    assert rfinal.chunk_offset == 5 % case.spec.chunk_size
+    assert final.chunk_offset == rfinal.chunk_offset
 
 
 @every_kind
@@ -265,14 +273,14 @@ def test_the_phase_is_a_number_again_when_rows_meet(case):
     x = inputs(case, length=b)
     state = after(case, b - 2)
     masks = ([True, False], [False, True], [True, False], [False, True])
-    for t, (rows, phase) in enumerate(zip(masks, (None, b - 1, None, 0))):
+    for t, (rows, chunk_offset) in enumerate(zip(masks, (None, b - 1, None, 0))):
         mask = torch.tensor(rows).unsqueeze(-1)
         _, state = step(*sliced(x, t, t + 1), state, case.spec, x.features, mask=mask)
-        assert state.phase == phase
+        assert state.chunk_offset == chunk_offset
     assert state.position.tolist() == [b, b] and state.anchor[0] is state.weights[0]
-    stale = dataclasses.replace(state, phase=None)  # as compiled code leaves it
-    assert step(*sliced(x, 0, 1), stale, case.spec, x.features)[1].phase == 1 % b
-    assert scan(*sliced(x, 0, b), stale, case.spec, x.features)[1].phase == 0
+    stale = dataclasses.replace(state, chunk_offset=None)  # as compiled code leaves it
+    assert step(*sliced(x, 0, 1), stale, case.spec, x.features)[1].chunk_offset == 1 % b
+    assert scan(*sliced(x, 0, b), stale, case.spec, x.features)[1].chunk_offset == 0
 
 
 # Inference mode -----------------------------------------------------------------------------------------------------

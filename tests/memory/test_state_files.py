@@ -42,7 +42,7 @@ def test_save_load_continue_is_identical_to_the_last_bit(case, length, tmp_path)
 @every_kind
 def test_a_state_with_rows_at_different_positions_survives_its_file(case, tmp_path):
     state = MemoryState.stack([after(case, n, batch=1, seed=n) for n in (3, 10, 16)])
-    assert state.phase is None
+    assert state.chunk_offset is None
     state.save(tmp_path / "a")
     loaded = MemoryState.load(tmp_path / "a")
     assert_identical(loaded, state)

@@ -226,7 +226,7 @@ def test_fields_of_seed_002_reach_the_memory():
         hidden_size=128, memory_hidden_size=96, learning_rate_inner=0.01, momentum_beta=0.8, use_forget_gate=False
     ).translated()
     memory = config.memory_config
-    assert memory.spec.hidden_dim == 96 and (memory.lr_start, memory.momentum_start) == (0.01, 0.8)
+    assert memory.spec.hidden_dim == 96 and (memory.initial_lr, memory.initial_momentum) == (0.01, 0.8)
     assert memory.retain is False
     model = compat.Atlas(compat.AtlasConfig(hidden_size=64, num_layers=1, vocab_size=20, learning_rate_inner=0.01))
     gates = model.model.layers[0].mixer.memory.gating(torch.randn(1, 3, 64))

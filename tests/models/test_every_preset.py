@@ -213,8 +213,8 @@ def test_the_cache_has_a_fixed_size_or_says_that_it_grows(name):
     model = model_of(name)
     _, short = feed(model, tokens(2, 3), [])
     _, long = feed(model, tokens(2, 70), [40])
-    assert (long.nbytes != short.nbytes) == long.grows
-    assert long.grows == (name in {"transformer", "deeptransformer", "swdt", "dot"})
+    assert (long.nbytes != short.nbytes) == long.is_kv_cache
+    assert long.is_kv_cache == (name in {"transformer", "deeptransformer", "swdt", "dot"})
 
 
 @every_preset

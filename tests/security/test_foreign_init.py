@@ -83,9 +83,9 @@ WALKS = {
 
 def expected_gates(gating: Gating) -> dict[str, Tensor]:
     config, H = gating.config, gating.heads
-    momentum = config.momentum_start
+    momentum = config.initial_momentum
     spread = 1 - momentum if config.momentum and config.rule == "gd" else 1.0
-    found = {"lr": torch.full((H,), config.lr_start * spread)}
+    found = {"lr": torch.full((H,), config.initial_lr * spread)}
     if config.momentum:
         found["momentum"] = torch.full((H,), momentum)
     if config.retain == "fixed":

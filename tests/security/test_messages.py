@@ -192,7 +192,7 @@ def test_a_config_refuses_what_its_layer_refuses():
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"read_start": False}, {"rule": "muon", "window": 4, "gate": "token*decay"}, {"features": "exp"}],
+    [{}, {"w0_branch": False}, {"rule": "muon", "window": 4, "gate": "token*decay"}, {"features": "exp"}],
     ids=str,
 )
 def test_a_fully_masked_batch_gives_every_parameter_a_gradient_of_zero(fields):

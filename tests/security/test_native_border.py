@@ -63,13 +63,18 @@ def test_matrices_of_other_rows_never_give_memory_that_nobody_wrote(rows, tokens
 @pytest.mark.parametrize("tokens", [1, 6])
 @pytest.mark.parametrize(
     "wrong",
-    [{"position": torch.zeros(3)}, {"position": torch.zeros(3, dtype=torch.int32)}, {"phase": -3}, {"phase": 99}],
-    ids=["float", "int32", "negative phase", "phase beyond the chunk"],
+    [
+        {"position": torch.zeros(3)},
+        {"position": torch.zeros(3, dtype=torch.int32)},
+        {"chunk_offset": -3},
+        {"chunk_offset": 99},
+    ],
+    ids=["float", "int32", "negative chunk_offset", "chunk_offset beyond the chunk"],
 )
 def test_a_place_that_no_state_has_is_refused(wrong, tokens):
     memory = NeuralMemory(dim=32, heads=4, chunk_size=8)
     state = memory.write(torch.randn(3, 5, 32))
-    with pytest.raises(ValueError, match=r"position|phase"):
+    with pytest.raises(ValueError, match=r"position|chunk_offset"):
         memory(torch.randn(3, tokens, 32), dataclasses.replace(state, **wrong))
 
 

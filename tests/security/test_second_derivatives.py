@@ -56,7 +56,7 @@ def problem(name: str):
     leaves |= {x: draw(1, T, H).sigmoid() for x in ("lr", "momentum", "retain")}
     leaves |= {f"W{i}": 0.7 * draw(H, *shape) for i, shape in enumerate(spec.shapes)}
     leaves = {name: x.requires_grad_() for name, x in leaves.items()}
-    features = Exp(D, H).double() if spec.grows else None
+    features = Exp(D, H).double() if spec.is_kv_cache else None
 
     def run(leaves, engine, **options):
         gates = Gates(**{x: leaves[x] for x in ("lr", "momentum", "retain")})

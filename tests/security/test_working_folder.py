@@ -29,7 +29,7 @@ INSTALLED = ("numpy", "torch", "tokenizers", "transformers", "filelock", "safete
 HOSTILE = "import os\nopen(os.path.join({folder!r}, 'ran-' + __name__), 'w').close()\nraise ImportError('hostile')\n"
 COMMAND_LINE = "import sys; from mnemos.cli import main; sys.exit(main())"  # what the `mnemos` script holds
 POOL = "from mnemos.trials import run_all; assert dict(run_all(dict, [([('a', 1)],)] * 2, 2))[1] == {'a': 1}"
-SMALL_PARTS = "from mnemos.data import build, parts; parts.PART_BYTES, build.WORTH_PROCESSES = 4000, 0; "
+SMALL_PARTS = "from mnemos.data import build, sharding; sharding.PART_BYTES, build.WORTH_PROCESSES = 4000, 0; "
 
 
 @pytest.fixture

@@ -103,7 +103,7 @@ def gelu_slope(z: Tensor) -> Tensor:
 
 def network(spec: MemorySpec, x: Tensor, apply) -> Tensor:
     y = spec.network.forward(x, apply)
-    return y + x if spec.residual else y
+    return y + x if spec.has_residual else y
 
 
 def errors_at_anchor(spec: MemorySpec, k: Tensor, v: Tensor, forward, backward) -> tuple[list[Tensor], list[Tensor]]:

@@ -49,7 +49,7 @@ def test_what_a_file_does_not_say_has_its_default(tmp_path):
         ("a: [", "is not a readable config"),
         ("compile: 1", "compile=1 must be of type bool"),
         ("optim: {clip: -1}", "optim.clip=-1.0 must be >= 0"),
-        ("optim: {start_lr: -1}", "optim.start_lr=-1.0 must be >= 0"),
+        ("optim: {w0_lr_scale: -1}", "optim.w0_lr_scale=-1.0 must be >= 0"),
         ("optim: {muon_lr: 0}", "optim.muon_lr=0.0 must be > 0"),
         ("optim: {betas: [0.9, 1.0]}", r"optim.betas=\(0.9, 1.0\) must be >= 0 and < 1"),
         ("schedule: {warmup: -3}", "schedule.warmup=-3.0 must be >= 0"),
@@ -227,7 +227,7 @@ def test_every_parameter_has_one_optimiser_and_the_decay_it_should(preset):
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_hidden_maps_of_a_start_learn_at_a_share_of_the_rate(name):
     model = MnemosForCausalLM(presets.config("titans-lmm", "nano", num_hidden_layers=2, memory_depth=3))
-    config = OptimConfig(name=name, lr=1e-2, start_lr=0.25)
+    config = OptimConfig(name=name, lr=1e-2, w0_lr_scale=0.25)
     optimisers = Optimisers(model, config)
     optimisers.set_factor(0.5)
     name_of = {id(p): name for name, p in model.named_parameters()}

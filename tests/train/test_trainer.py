@@ -244,11 +244,11 @@ def test_the_chunk_of_a_live_model_changes_what_it_computes_and_what_is_saved(tm
     ids = torch.randint(0, 256, (1, 40))
     with torch.no_grad():
         before = model(ids).logits
-        ceiling = model.config.memory_config.lr_ceiling
+        ceiling = model.config.memory_config.effective_max_lr
         set_chunk_size(model, 4)
         after = model(ids).logits
         assert not torch.allclose(before, after)
-        assert model.config.memory_config.lr_ceiling == ceiling
+        assert model.config.memory_config.effective_max_lr == ceiling
         cache = model.state(ids[:, :13])
         tail = model(ids[:, 13:], past_key_values=cache).logits
         assert_close_rms(tail, after[:, 13:], 1e-5)

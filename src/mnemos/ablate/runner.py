@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..atomic_io import check_not_foreign, write_text
 from ..choices import unknown
 from ..data.tasks.examples import whole
 from ..eval.files import finite, read_json, write_json
 from ..parsing import parse_json
 from ..trials import run_all
-from ..whole import check_not_foreign, write_text
 from .cell import model_config, run_cell
 from .grid import FULL, applicable
 from .tasks import TASKS

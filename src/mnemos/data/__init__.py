@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from .batches import Batches, FixedBatches
     from .bpe import train_bpe
     from .config import DataConfig
+    from .dataset import Data, open_data
     from .long_context import BookDataset, LongContextDataset
-    from .opening import Data, open_data
     from .padding import collate
     from .readers import Item, Reader, Rules, open_item, register_reader
     from .recall import RecallDataset
@@ -24,7 +24,7 @@ _HOME = {
     "Batches": "batches",
     "BookDataset": "long_context",
     "ByteTokenizer": "tokenizer",
-    "Data": "opening",
+    "Data": "dataset",
     "DataConfig": "config",
     "FixedBatches": "batches",
     "Item": "readers",
@@ -36,7 +36,7 @@ _HOME = {
     "Tokenizer": "tokenizer",
     "check_vocabulary": "tokenizer",
     "collate": "padding",
-    "open_data": "opening",
+    "open_data": "dataset",
     "open_item": "readers",
     "open_tokenizer": "tokenizer",
     "register_reader": "readers",

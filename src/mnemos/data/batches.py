@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .lanes import Lanes
-from .order import uniform
+from .document_streams import Lanes
 from .packing import Packed, Row, Stream
 from .shards import Store
+from .shuffle import uniform
 
 IGNORED = -100
 Batch = dict[str, Tensor]

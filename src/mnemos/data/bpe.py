@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from ..whole import whole_file
+from ..atomic_io import whole_file
 from .files import require
 from .readers import Rules, read
 from .report import Report

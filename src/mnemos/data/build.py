@@ -10,13 +10,13 @@ from typing import Any
 
 from filelock import FileLock
 
-from ..whole import remove_parts
+from ..atomic_io import remove_parts
 from .encode import OnProgress, Progress, encode_part
 from .files import read_json, write_json
-from .parts import Item, parts_of
 from .processes import encode_in_processes
 from .readers import Rules, modules_of
 from .report import Report
+from .sharding import Item, parts_of
 from .shards import FORMAT, Store, dtype_of, whole_shard
 from .sources import Source
 from .tokenizer import Tokenizer

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from .parts import Item
 from .readers import Rules, read
 from .report import Report
+from .sharding import Item
 from .shards import ShardWriter, dtype_of
 from .tokenizer import Tokenizer
 

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..whole import whole_file
+from ..atomic_io import whole_file
 
 
 def write_json(path: str | os.PathLike, content: Any) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .order import mix, permute
+from .shuffle import mix, permute
 from .splits import Documents
 
 CHUNK = 256  # rows whose order is computed at a time

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..whole import whole_file
+from ..atomic_io import whole_file
 from .files import read_json, write_json
 from .report import Report
 

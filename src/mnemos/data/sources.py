@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .parts import Item, files_under, items_of, kind_of, known_suffixes
 from .readers import READERS, Hub, Rules, Text
+from .sharding import Item, files_under, items_of, kind_of, known_suffixes
 
 SMOLLM = "HuggingFaceTB/smollm-corpus"
 RECIPES: dict[str, tuple[tuple[str, float], ...]] = {

@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from ..atomic_io import check_not_foreign, write_text
 from ..data.embedded import documents
 from ..eval.files import write_json
 from ..models import MnemosForCausalLM
-from ..whole import check_not_foreign, write_text
 from .facts import CHANCE
 from .measure import Asked, Kept, bits_per_byte, recall_by_distance, save_and_load, state_bytes
 from .page import page

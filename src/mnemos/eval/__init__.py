@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from .capacity import bare_capacity
     from .commonsense import commonsense_suite
     from .evaluator import AtlasEvaluator, Evaluator
-    from .frozen import frozen_memory
+    from .freeze_memory import frozen_memory
     from .length import context_length_scaling
-    from .lm import LanguageModel
     from .mad import Decoder, mad_score
+    from .model_adapter import LanguageModel
     from .needle import needle_in_haystack_test, needle_suite
-    from .pairs import capacity_suite, memory_capacity_test
+    from .pair_recall import capacity_suite, memory_capacity_test
     from .recall import accuracy, mqar_suite
     from .runner import run_suites
     from .settings import Settings
@@ -33,19 +33,19 @@ _HOME = {
     "Context": "suites",
     "Decoder": "mad",
     "Evaluator": "evaluator",
-    "LanguageModel": "lm",
+    "LanguageModel": "model_adapter",
     "Perplexity": "text_loss",
     "Settings": "settings",
     "Suite": "suites",
     "accuracy": "recall",
     "babilong_suite": "babilong",
     "bare_capacity": "capacity",
-    "capacity_suite": "pairs",
+    "capacity_suite": "pair_recall",
     "commonsense_suite": "commonsense",
     "context_length_scaling": "length",
-    "frozen_memory": "frozen",
+    "frozen_memory": "freeze_memory",
     "mad_score": "mad",
-    "memory_capacity_test": "pairs",
+    "memory_capacity_test": "pair_recall",
     "mqar_suite": "recall",
     "needle_in_haystack_test": "needle",
     "needle_suite": "needle",

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..data.tasks import BABI_TASKS, Background, Hidden, Story, hide, story
 from ..parsing import parse_json
-from .lm import LanguageModel, Past, state_bytes
+from .model_adapter import LanguageModel, Past, state_bytes
 from .recall import Progress
 
 

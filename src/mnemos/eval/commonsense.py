@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .commonsense_data import SOURCES, Question, questions
-from .lm import LanguageModel
+from .model_adapter import LanguageModel
 from .recall import Progress
 
 

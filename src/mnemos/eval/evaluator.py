@@ -12,10 +12,10 @@ from .babilong import babilong_suite
 from .commonsense import commonsense_suite
 from .commonsense_data import SOURCES
 from .length import LENGTHS, context_length_scaling
-from .lm import LanguageModel
 from .mad import mad_score
+from .model_adapter import LanguageModel
 from .needle import needle_in_haystack_test, needle_suite
-from .pairs import memory_capacity_test
+from .pair_recall import memory_capacity_test
 from .recall import mqar_suite
 from .runner import run_suites
 from .settings import Settings

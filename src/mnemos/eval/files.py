@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ..atomic_io import write_text
 from ..parsing import parse_json
-from ..whole import write_text
 
 
 def write_json(path: str | os.PathLike, content: Any) -> None:

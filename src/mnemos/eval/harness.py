@@ -21,7 +21,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
-from .lm import LanguageModel, Past
+from .model_adapter import LanguageModel, Past
 from .text_loss import document_losses
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .lm import Ids, LanguageModel, state_bytes
+from .model_adapter import Ids, LanguageModel, state_bytes
 from .recall import Progress
 
 LENGTHS = (512, 1024, 2048, 4096)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..choices import unknown
 from ..data.tasks import NEEDLE_TASKS, Background, Needle, needle, needle_of
-from .lm import LanguageModel, Past
+from .model_adapter import LanguageModel, Past
 from .recall import Progress
 from .settings import DEPTHS
 

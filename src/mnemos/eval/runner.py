@@ -13,7 +13,7 @@ from typing import Any
 
 from ..data.tasks.background import is_text, text_files
 from .files import read_json, write_json
-from .lm import LanguageModel
+from .model_adapter import LanguageModel
 from .settings import Settings
 from .suites import SUITES, Context, check_names
 

@@ -15,12 +15,12 @@ from ..data.tasks.background import read_texts
 from . import panels
 from .babilong import babilong_suite, load_public, public_babilong
 from .commonsense import commonsense_suite
-from .frozen import has_memory
+from .freeze_memory import has_memory
 from .length import context_length_scaling
-from .lm import LanguageModel
 from .mad import MAD_TASKS, mad_score
+from .model_adapter import LanguageModel
 from .needle import needle_suite
-from .pairs import capacity_suite
+from .pair_recall import capacity_suite
 from .panels import Panel, Rows
 from .recall import Progress, mqar_suite
 from .settings import Settings

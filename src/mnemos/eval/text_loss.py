@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .frozen import frozen_memory
-from .lm import LanguageModel
+from .freeze_memory import frozen_memory
+from .model_adapter import LanguageModel
 
 MEMORY = ("learning", "frozen")
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..choices import nearest
+from ..deprecation import old_names, renamed_fields
 from ..dispatch import check_backend
 from .rules import RULES
 from .spec import MemorySpec
@@ -17,6 +18,7 @@ GATES = ("token", "decay", "per-lag")
 QK_NORMS = ("l2", "rms", "none")
 
 
+@renamed_fields(skip="residual", learned_start="learn_w0", read_start="w0_branch", start_scale="w0_scale")
 @dataclass(frozen=True)
 class NeuralMemoryConfig:
     """Fields of a `NeuralMemory`. The middle block is that of `MemorySpec`, which explains it; None means "choose for me".
@@ -30,15 +32,15 @@ class NeuralMemoryConfig:
     max_lr: what a token's writes add up to is max_lr · sigmoid(linear(x)); rule "gd" spreads it over time by momentum, so
     lr itself is that times 1 - momentum. The default keeps a chunk of identical keys stable whatever the momentum.
     lr_init, momentum_init, retain_init, gate_init, decay_init: what the gates are before training.
-    learned_start: learn the weights a memory starts from; False starts from 0 (memories of a single fast map only).
+    learn_w0: learn the weights a memory starts from; False starts from 0 (memories of a single fast map only).
     features "exp": the first fast map starts at 0 anyway; its kernel, exp(τ (q·k - |k|²)), has a learned τ per head.
-    read_start: also read the learned start itself, with the same query and through a norm of its own, whatever was written since: a
+    w0_branch: also read the learned start itself, with the same query and through a norm of its own, whatever was written since: a
     small network that says what is always so. The memory then begins next to empty, and what it says is what it was told.
-    start_scale: what the last map of the learned start is multiplied by where the memory begins; by default 0.1 / chunk_size, a
-    tenth of what a token writes, and 1 without read_start or with rule "muon". An optimiser such as Adam moves that map by its own rate
+    w0_scale: what the last map of the learned start is multiplied by where the memory begins; by default 0.1 / chunk_size, a
+    tenth of what a token writes, and 1 without w0_branch or with rule "muon". An optimiser such as Adam moves that map by its own rate
     at every step: at 1 the start soon says more than what gradients wrote, and nothing is learned of that. A commit of Muon has
     singular values of 1, which no start hides (docs/log.md).
-    skip: add the query to what is read, and the key to what is predicted, in structures with a residual.
+    residual: add the query to what is read, and the key to what is predicted, in structures with a residual.
     conv_width: width of the causal convolution over q, k, v; 0 or None for none. qk_norm: "l2", "rms" or "none".
     value_bound: values are shortened to less than this norm, v / sqrt(1 + |v|² / bound²), which keeps deep memories
     stable and costs nothing, for the output is normalised; None leaves them as they are.
@@ -76,7 +78,7 @@ class NeuralMemoryConfig:
     lr_position: str = "outside"
     step_size: float = 1.0
     normalize: bool = False
-    skip: bool = False
+    residual: bool = False
 
     momentum: bool = True
     retain: bool | str = True
@@ -88,9 +90,9 @@ class NeuralMemoryConfig:
     retain_init: float = 0.999
     gate_init: float = 0.9
     decay_init: float = 0.95
-    learned_start: bool = True
-    read_start: bool = True
-    start_scale: float | None = None
+    learn_w0: bool = True
+    w0_branch: bool = True
+    w0_scale: float | None = None
     conv_width: int | None = 4
     qk_norm: str = "l2"
     value_bound: float | None = 1.0
@@ -132,28 +134,28 @@ class NeuralMemoryConfig:
             value = getattr(self, name)
             if value is not None and not (is_number(value) and 0 < value < 1):
                 raise ValueError(f"{name}={value!r:.60} must lie between 0 and 1, ends excluded")
-        scale = self.start_scale
+        scale = self.w0_scale
         if not (scale is None or (is_number(scale) and 0 < scale < float("inf"))):
-            raise ValueError(f"start_scale={scale!r:.60} must be None or a number > 0")
+            raise ValueError(f"w0_scale={scale!r:.60} must be None or a number > 0")
         for name in ("max_lr", "value_bound"):
             value = getattr(self, name)
             if not (value is None or (is_number(value) and value > 0)):
                 raise ValueError(f"{name}={value!r:.60} must be None or > 0")
-        for name in ("learned_start", "read_start", "output_gate"):
+        for name in ("learn_w0", "w0_branch", "output_gate"):
             if type(getattr(self, name)) is not bool:
                 raise ValueError(f"{name}={getattr(self, name)!r:.60} must be True or False")
-        if not (is_number(self.lr_start) and 0 < self.lr_start < self.lr_ceiling):
+        if not (is_number(self.initial_lr) and 0 < self.initial_lr < self.effective_max_lr):
             raise ValueError(
-                f"lr_init={self.lr_init!r:.60} must lie between 0 and max_lr={self.lr_ceiling:g}, ends excluded"
+                f"lr_init={self.lr_init!r:.60} must lie between 0 and max_lr={self.effective_max_lr:g}, ends excluded"
             )
         if not (is_number(self.eps) and self.eps > 0):
             raise ValueError(f"eps={self.eps!r:.60} must be > 0")
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov=True looks ahead along the momentum: it needs momentum=True")
-        if not self.learned_start and len(self.spec.network.shapes()) > 1:
+        if not self.learn_w0 and len(self.spec.network.shapes()) > 1:
             raise ValueError(
-                f"learned_start=False starts all weights at 0, from where structure={self.structure!r:.60} with its "
-                f"{len(self.spec.network.shapes())} fast maps can never move; use structure='linear' or learned_start=True"
+                f"learn_w0=False starts all weights at 0, from where structure={self.structure!r:.60} with its "
+                f"{len(self.spec.network.shapes())} fast maps can never move; use structure='linear' or learn_w0=True"
             )
 
     @property
@@ -180,26 +182,26 @@ class NeuralMemoryConfig:
         return () if self.gate == "none" else tuple(self.gate.split("*"))
 
     @property
-    def reads_start(self) -> bool:
-        """`read_start`, where there is a start to read: what grows (features "exp") begins with no map of its own size."""
-        return self.read_start and self.learned_start and not self.spec.grows
+    def has_w0_branch(self) -> bool:
+        """`w0_branch`, where there is a start to read: what grows (features "exp") begins with no map of its own size."""
+        return self.w0_branch and self.learn_w0 and not self.spec.is_kv_cache
 
     @property
-    def start_size(self) -> float:
-        """`start_scale`, or what experiments chose."""
-        if self.start_scale is not None:
-            return self.start_scale
-        return 0.1 / self.chunk_size if self.reads_start and not self.spec.update_rule.commits else 1.0
+    def effective_w0_scale(self) -> float:
+        """`w0_scale`, or what experiments chose."""
+        if self.w0_scale is not None:
+            return self.w0_scale
+        return 0.1 / self.chunk_size if self.has_w0_branch and not self.spec.update_rule.commits else 1.0
 
     @property
-    def momentum_start(self) -> float:
+    def initial_momentum(self) -> float:
         """`momentum_init`, or what experiments chose; muon's S has to span the interval between two commits."""
         if self.momentum_init is not None:
             return self.momentum_init
         return max(0.9, 1 - 1 / self.spec.commit) if self.spec.update_rule.commits else 0.9
 
     @property
-    def lr_ceiling(self) -> float:
+    def effective_max_lr(self) -> float:
         """`max_lr`, or a bound that keeps writing the same token for ever from overshooting.
 
         Gradients of a chunk are taken at its start, so `chunk_size` identical unit keys, each written `window` times, move
@@ -212,22 +214,22 @@ class NeuralMemoryConfig:
             return self.max_lr
         if self.spec.update_rule.commits:
             return 1.0  # Newton-Schulz has unit spectral norm, whatever the gradient
-        squared_key = 1 if self.qk_norm == "l2" or self.spec.grows else self.spec.key_dim
+        squared_key = 1 if self.qk_norm == "l2" or self.spec.is_kv_cache else self.spec.key_dim
         if self.anchor == "token":
             return 1 / (self.window * squared_key)
         deep = 1.0 if self.momentum else 0.5
         chain = self.spec.network.chain
         maps = len(self.spec.network.shapes() if chain is None else chain.groups)
-        steep = maps > 2 or (chain is not None and "geglu" in chain.joints)
+        steep = maps > 2 or (chain is not None and "geglu" in chain.activations)
         reach = 2.0 if maps == 1 else deep * (0.25 if steep else 1.0)
         return reach / (self.chunk_size * self.window * squared_key)
 
     @property
-    def lr_start(self) -> float:
+    def initial_lr(self) -> float:
         """`lr_init`, or near the ceiling, which is what learns fastest; muon's ceiling is no bound of stability."""
         if self.lr_init is not None:
             return self.lr_init
-        return self.lr_ceiling * (0.5 if self.spec.update_rule.commits else 0.9)
+        return self.effective_max_lr * (0.5 if self.spec.update_rule.commits else 0.9)
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
@@ -249,7 +251,7 @@ class NeuralMemoryConfig:
 def check_fields(names: Iterable[str]) -> None:
     """Raise a ValueError for a name that is no field of `NeuralMemoryConfig`."""
     known = [field.name for field in dataclasses.fields(NeuralMemoryConfig)]
-    wrong = sorted(set(names) - set(known))
+    wrong = sorted(set(names) - set(known) - set(old_names(NeuralMemoryConfig)))
     if wrong:
         close = nearest(wrong[0], known)
         hint = f"did you mean {close}?" if close else f"there are {', '.join(known)}"

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ..whole import whole_file
+from ..atomic_io import whole_file
 
 
 def write_tensors(path: str | os.PathLike, tensors: dict[str, Tensor], header: dict[str, str]) -> None:

@@ -28,8 +28,8 @@ def gate_logits(config: NeuralMemoryConfig) -> dict[str, float]:
     0.0
     """
     return {
-        "lr": logit(config.lr_start / config.lr_ceiling),
-        "momentum": logit(config.momentum_start),
+        "lr": logit(config.initial_lr / config.effective_max_lr),
+        "momentum": logit(config.initial_momentum),
         "retain": logit(config.retain_init),
         "lag": logit(config.gate_init),
         "token": logit(config.gate_init),
@@ -115,7 +115,7 @@ class Gating(nn.Module):
             raise ValueError(f"gating.linear has {mapped.shape[-1]} outputs, but {len(bias)} are expected")
         mapped = mapped + bias
         part = dict(zip(self.sizes, mapped.split(list(self.sizes.values()), dim=-1)))
-        gates = Gates(lr=self.config.lr_ceiling * part["lr"].sigmoid())
+        gates = Gates(lr=self.config.effective_max_lr * part["lr"].sigmoid())
         if "momentum" in part:
             gates.momentum = part["momentum"].sigmoid()
             if (

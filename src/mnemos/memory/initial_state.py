@@ -68,8 +68,8 @@ def initial_state(
         window_value=empty(batch, c, heads, spec.value_dim),
         window_gate=empty(batch, c, heads),
         position=torch.zeros(batch, dtype=torch.int64, device=like.device),
-        phase=0,
-        pairs=Pairs.empty(spec, batch, heads, like) if spec.grows else None,
+        chunk_offset=0,
+        pairs=Pairs.empty(spec, batch, heads, like) if spec.is_kv_cache else None,
     )
 
 

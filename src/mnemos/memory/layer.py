@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..deprecation import current_names, old_names
 from ..dispatch import decode, find, load
 from ..nn.checkpoint import recomputed
 from ..nn.conv import CausalConv1d
@@ -33,11 +34,11 @@ from .validation import NotFiniteError, as_boundaries, check_cu_seqlens
 STRETCH = 1.2  # of the largest singular value that maps of a start are drawn with, as long as they may be
 
 
-def bounded(w: Tensor, limit: float) -> Tensor:
+def clip_spectral_norm(w: Tensor, limit: float) -> Tensor:
     """w (H, D, E), each matrix shortened to a spectral norm of at most `limit`. That norm is taken for as much as the 16-norm of the
     singular values, which is never less and at most D^(1/16) times it, and needs nothing but products.
 
-    >>> round(torch.linalg.matrix_norm(bounded(torch.randn(1, 8, 32), 2.0), 2).item(), 2) <= 2
+    >>> round(torch.linalg.matrix_norm(clip_spectral_norm(torch.randn(1, 8, 32), 2.0), 2).item(), 2) <= 2
     True
     """
     kind = w.device.type
@@ -74,6 +75,7 @@ class NeuralMemory(nn.Module):
         load()
         check_fields(fields)
         if isinstance(dim, NeuralMemoryConfig):
+            fields = current_names("NeuralMemory", fields, old_names(NeuralMemoryConfig))
             config = dataclasses.replace(dim, **fields) if fields else dim
         else:
             config = NeuralMemoryConfig(dim, **fields)
@@ -85,13 +87,11 @@ class NeuralMemory(nn.Module):
         self.conv = CausalConv1d(sum(self.splits), config.conv_width) if config.conv_width else None
         self.gating = Gating(config)
         self.features = make_features(self.spec, H)
-        if self.spec.grows and config.qk_norm != "l2":
+        if self.spec.is_kv_cache and config.qk_norm != "l2":
             self.features = Exp(self.spec.key_dim, H, key_norm=self.spec.key_dim**0.5)
-        self.W0 = (
-            nn.ParameterList(torch.empty(H, *shape) for shape in self.spec.shapes) if config.learned_start else None
-        )
+        self.W0 = nn.ParameterList(torch.empty(H, *shape) for shape in self.spec.shapes) if config.learn_w0 else None
         self.norm = RMSNorm(self.spec.value_dim, config.eps)
-        self.start_norm = RMSNorm(self.spec.value_dim, config.eps) if config.reads_start else None
+        self.start_norm = RMSNorm(self.spec.value_dim, config.eps) if config.has_w0_branch else None
         self.output_gate = Linear(config.dim, H * self.spec.value_dim, bias=False) if config.output_gate else None
         self.out = Linear(H * self.spec.value_dim, config.dim, bias=False)
         self.reset_parameters()
@@ -100,12 +100,12 @@ class NeuralMemory(nn.Module):
     def reset_parameters(self) -> None:
         """Draw W0: hidden activations of a unit key have about unit norm; the last map is next to 0,
         so that what was written drowns out what was drawn, however small the learning rate. Hidden maps may grow no longer than they
-        are drawn (`bounded`), for the memory's own steps grow with them. With features "exp" it is the first map that is 0: the
+        are drawn (`clip_spectral_norm`), for the memory's own steps grow with them. With features "exp" it is the first map that is 0: the
         others pass errors on to it at their size. Hidden maps of more than two in a chain are drawn orthogonal: no key is longer behind
         them than any other, and none can be made so by turning it towards their largest direction."""
-        for w, std in zip(self.W0 or (), self._start_stds()):
+        for w, std in zip(self.W0 or (), self._w0_stds()):
             nn.init.normal_(w, std=std)
-        for w, std in zip(self.W0[:-1], self._start_stds()) if self.W0 is not None and self._long_chain else ():
+        for w, std in zip(self.W0[:-1], self._w0_stds()) if self.W0 is not None and self._long_chain else ():
             if not getattr(w, "_is_hf_initialized", False):  # else transformers opens a checkpoint, and draws nothing
                 tall = w.shape[1] > w.shape[2]
                 wide = w.to(torch.promote_types(w.dtype, torch.float32))
@@ -115,21 +115,21 @@ class NeuralMemory(nn.Module):
     @property
     def _long_chain(self) -> bool:
         chain = self.spec.network.chain
-        return chain is not None and len(chain.groups) > 2 and not self.spec.grows
+        return chain is not None and len(chain.groups) > 2 and not self.spec.is_kv_cache
 
-    def _start_limit(self, w: Tensor, std: float) -> float:
-        """How long a hidden map (H, D, E) of the start may be, by the norm that `bounded` takes."""
+    def _w0_limit(self, w: Tensor, std: float) -> float:
+        """How long a hidden map (H, D, E) of the start may be, by the norm that `clip_spectral_norm` takes."""
         _, D, E = w.shape
         if self._long_chain:  # as it is drawn, all singular values the same; a hundredth for rounding
             return 1.01 * std * E**0.5 * min(D, E) ** (1 / 16)
         return STRETCH * std * (D**0.5 + E**0.5)
 
-    def _start_stds(self) -> list[float]:
+    def _w0_stds(self) -> list[float]:
         chain, shapes = self.spec.network.chain, self.spec.shapes
-        if self.spec.grows:
+        if self.spec.is_kv_cache:
             return [(4 / d_in) ** 0.5 for d_in, _ in shapes]
-        joints = zip(chain.groups, chain.joints) if chain else ()
-        gated = {i for group, joint in joints if joint == "geglu" for i in group}
+        activations = zip(chain.groups, chain.activations) if chain else ()
+        gated = {i for group, activation in activations if activation == "geglu" for i in group}
         hidden = [(4 / d_out) ** (0.25 if i in gated else 0.5) for i, (_, d_out) in enumerate(shapes[:-1])]
         return [*hidden, 0.01 * shapes[-1][0] ** -0.5]
 
@@ -137,12 +137,12 @@ class NeuralMemory(nn.Module):
         """The state before the first token of `batch` rows (or, with cu_seqlens, documents)."""
         if self.W0 is None:
             start = [self.qkv.weight.new_zeros(self.heads, *shape) for shape in self.spec.shapes]
-        elif self.spec.grows:
+        elif self.spec.is_kv_cache:
             start = list(self.W0)
         else:
-            stds = self._start_stds()
-            start = [bounded(w, self._start_limit(w, std)) for w, std in zip(self.W0[:-1], stds)]
-            start.append(self.config.start_size * self.W0[-1])
+            stds = self._w0_stds()
+            start = [clip_spectral_norm(w, self._w0_limit(w, std)) for w, std in zip(self.W0[:-1], stds)]
+            start.append(self.config.effective_w0_scale * self.W0[-1])
         like = self.qkv.weight
         if start:
             state = self.spec.initial_state(start, batch)
@@ -270,7 +270,7 @@ class NeuralMemory(nn.Module):
         gate = None if self.output_gate is None else self.output_gate(x).view(y.shape)
         z = self._normed(self.norm, y, gate)
         if self.start_norm is not None:
-            z = z + self._normed(self.start_norm, self._read_start(q), gate)
+            z = z + self._normed(self.start_norm, self._read_w0(q), gate)
         return self.out(z.flatten(2))
 
     def _normed(self, norm: RMSNorm, y: Tensor, gate: Tensor | None) -> Tensor:
@@ -278,7 +278,7 @@ class NeuralMemory(nn.Module):
             return rms_norm(y, norm.weight, norm.eps, gate, backend=self.config.backend)
         return norm(y) if gate is None else norm(y) * F.silu(gate)
 
-    def _read_start(self, q: Tensor) -> Tensor:
+    def _read_w0(self, q: Tensor) -> Tensor:
         """What the learned start says of q (B, T, H, K), whatever was written since: -> (B, T, H, V)."""
         lifted = (q if self.features is None else self.features(q)).transpose(1, 2)  # B H T F
 
@@ -291,7 +291,7 @@ class NeuralMemory(nn.Module):
         again = torch.is_grad_enabled() and not torch.compiler.is_compiling()
         (y,) = recomputed(network, lifted, *maps) if again else network(lifted, *maps)
         y = y.transpose(1, 2)
-        return y + q if self.spec.residual else y
+        return y + q if self.spec.has_residual else y
 
     def check(
         self, x: Tensor, state: MemoryState | None = None, mask=None, cu_seqlens=None

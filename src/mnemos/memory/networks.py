@@ -21,10 +21,10 @@ FastLinear = Callable[[int, Tensor], Tensor]
 
 
 class Chain(NamedTuple):
-    """A net that is a chain: groups of maps that share one input, and the joint that follows each group but the last."""
+    """A net that is a chain: groups of maps that share one input, and the activation that follows each group but the last."""
 
     groups: tuple[tuple[int, ...], ...]
-    joints: tuple[str, ...]
+    activations: tuple[str, ...]
 
 
 class Structure:

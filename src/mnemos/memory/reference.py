@@ -84,14 +84,14 @@ class _Row:
         """M(x; weights) for x (H, D). probe: added to what the first map puts out."""
 
         def fast(i: int, z: Tensor) -> Tensor:
-            if i == 0 and self.spec.grows:
+            if i == 0 and self.spec.is_kv_cache:
                 z = self.kernel(z)
             z = (z.unsqueeze(-2) @ weights[i]).squeeze(-2)
             return z if i or probe is None else z + probe
 
         lifted = x if self.features is None else self.features(x)
         y = self.spec.network.forward(lifted, fast)
-        return y + x if self.spec.residual else y
+        return y + x if self.spec.has_residual else y
 
     def kernel(self, x: Tensor) -> Tensor:
         """φ*(x)·φ*(k) for all keys k of the list: (H, K) -> (H, tokens)."""
@@ -114,7 +114,7 @@ class _Row:
         self.keys.append(k.to(self.wide))
         self.values.append(v.to(self.wide))
         self.gates.append((one if gates.gate is None else gates.gate).to(self.wide))
-        if spec.grows:
+        if spec.is_kv_cache:
             self.listed = torch.cat([self.listed, self.lift(k).unsqueeze(1)], 1)
             self.W, self.S, self.A = (
                 [torch.nn.functional.pad(x[0], (0, 0, 0, 1)), *x[1:]] for x in (self.W, self.S, self.A)
@@ -122,13 +122,13 @@ class _Row:
         before = self.W
         if spec.anchor == "token":
             self.A = [_per_head(retain, w) for w in self.W] if spec.decay_first else self.W
-        elif not spec.on_grid or self.position % spec.chunk_size == 0:
+        elif not spec.depends_on_chunking or self.position % spec.chunk_size == 0:
             self.A = self.W
 
         # G: gradient at the anchor of the window's weighted loss
         A = [a if a.requires_grad else a.detach().requires_grad_() for a in self.A]
         # a gradient with respect to φ*(k)ᵀ δ is δ: that of what is added to the first map's output for k
-        probes = torch.zeros_like(A[0]).requires_grad_() if spec.grows else None
+        probes = torch.zeros_like(A[0]).requires_grad_() if spec.is_kv_cache else None
         total = torch.zeros((), dtype=self.wide, device=k.device)
         for lag in range(spec.window):
             weight = self.gates[-1 - lag]
@@ -169,7 +169,7 @@ class _Row:
 
     def state(self) -> MemoryState:
         spec, like = self.spec, self.source
-        aligned = not spec.on_grid or self.position % spec.chunk_size == 0
+        aligned = not spec.depends_on_chunking or self.position % spec.chunk_size == 0
 
         def window(items: list[Tensor], template: Tensor) -> Tensor:
             return torch.stack(items).unsqueeze(0) if items else template.new_zeros(1, *template.shape[1:])
@@ -177,7 +177,7 @@ class _Row:
         weights, momentum, anchor = ([x.unsqueeze(0) for x in xs] for xs in (self.W, self.S, self.A))
         anchor = list(weights) if aligned else anchor
         pairs = None
-        if spec.grows:
+        if spec.is_kv_cache:
             first = [xs.pop(0).transpose(1, 2) for xs in (weights, momentum, anchor)]
             key, held = self.listed.unsqueeze(0).transpose(1, 2), first[1] if spec.momentum else None
             pairs = Pairs(key, first[0], held, first[0] if aligned else first[2])
@@ -190,7 +190,7 @@ class _Row:
             window_value=window(self.values, like.window_value),
             window_gate=window(self.gates, like.window_gate),
             position=like.position.new_tensor([self.position]),
-            phase=self.position % spec.chunk_size,
+            chunk_offset=self.position % spec.chunk_size,
             pairs=pairs,
         )
 

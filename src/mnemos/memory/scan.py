@@ -79,7 +79,7 @@ def step(
     torch.Size([2, 1, 1, 4])
     """
     check_token(q, k, v, gates, state, spec, features, mask)
-    if spec.grows:  # reading the list is the work, for one token as for many
+    if spec.is_kv_cache:  # reading the list is the work, for one token as for many
         return scan(q, k, v, gates, state, spec, features, mask, backend=backend)
     compute = find("step", check_backend(backend), k, spec, backend)
     assert compute is not None
@@ -102,4 +102,4 @@ def read(q: Tensor, state: MemoryState, spec: MemorySpec, features: Callable[[Te
     else:
         y = spec.network.forward(lifted, lambda i, x: x @ state.weights[i].to(x.dtype))
     y = y.transpose(1, 2)
-    return (y + wide if spec.residual else y).to(q.dtype)
+    return (y + wide if spec.has_residual else y).to(q.dtype)

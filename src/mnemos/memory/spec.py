@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..deprecation import current_names, old_names, renamed_fields
 from .features import FEATURES
 from .losses import LOSSES, InnerLoss
 from .networks import STRUCTURES, Chain, Structure
@@ -63,6 +64,7 @@ class Gates:
         return decay.expand(*self.lr.shape, window) if lag is None else lag * decay
 
 
+@renamed_fields(skip="residual")
 @dataclass(frozen=True)
 class MemorySpec:
     """The whole definition of one memory. Immutable, hashable, and JSON both ways (`to_json`, `from_json`).
@@ -73,7 +75,7 @@ class MemorySpec:
     "tensor", "sketch" or a registered name, of `degree`, with `feature_dim` outputs where the map has a choice; or "exp", the kernel exp(q·k),
     whose first fast map is a list that grows by a pair per token ("linear" or "mlp" under "gd"; W0 omits that map).
     normalize: divide what is read by the same sum over values of 1: softmax attention ("linear", "dot" and "exp" only).
-    skip: False leaves out the residual of structures that have one.
+    residual: False leaves out the residual of structures that have one.
     window: how many tokens, the current one included, each write sums over.
     chunk_size: gradients are taken at the weights of the chunk's start (anchor="chunk"), or at the weights of the token
     before (anchor="token", linear and gd only; then chunk_size changes nothing but speed). decay_first: measure the error after the decay.
@@ -113,7 +115,7 @@ class MemorySpec:
     lr_position: str = "outside"
     step_size: float = 1.0
     normalize: bool = False
-    skip: bool = True
+    residual: bool = True
 
     def __post_init__(self):
         def choose(name: str, allowed) -> None:
@@ -139,7 +141,7 @@ class MemorySpec:
             raise ValueError(
                 f"feature_dim={self.feature_dim!r:.40} must be None or a whole number >= 1 and <= {WIDEST}"
             )
-        for name in ("momentum", "decay_first", "nesterov", "normalize", "skip"):
+        for name in ("momentum", "decay_first", "nesterov", "normalize", "residual"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r:.40} must be True or False")
         if self.commit_every is not None:
@@ -184,12 +186,12 @@ class MemorySpec:
 
     def _check_kernel(self) -> None:
         """What goes together with features="exp"."""
-        if self.normalize and not (self.grows and self.network.is_matrix and not self.loss.uses_output):
+        if self.normalize and not (self.is_kv_cache and self.network.is_matrix and not self.loss.uses_output):
             raise ValueError(
                 "normalize=True goes with features='exp', structure='linear' and objective='dot', not "
                 f"features={self.features!r}, structure={self.structure!r}, objective={self.objective!r}"
             )
-        if not self.grows:
+        if not self.is_kv_cache:
             return
         if not self.network.is_mlp or self.update_rule.commits or self.anchor != "chunk":
             why = "; a product of two maps that start at 0 never leaves it" if self.network.is_gated else ""
@@ -200,14 +202,14 @@ class MemorySpec:
             )
 
     @property
-    def grows(self) -> bool:
+    def is_kv_cache(self) -> bool:
         """Whether the state grows with what was read, as an attention cache does: features "exp" only."""
         return FEATURES[self.features].infinite
 
     @property
-    def on_grid(self) -> bool:
+    def depends_on_chunking(self) -> bool:
         """Whether results depend on where chunks begin. Not where the error of a token does not look at the weights."""
-        if self.grows and not self.shapes and not self.loss.uses_output:
+        if self.is_kv_cache and not self.shapes and not self.loss.uses_output:
             return False
         return self.anchor == "chunk"
 
@@ -231,9 +233,9 @@ class MemorySpec:
         return self.commit_every or self.chunk_size
 
     @property
-    def residual(self) -> bool:
+    def has_residual(self) -> bool:
         """Whether the key (of a read, the query) is added to what the network gives."""
-        return self.skip and self.network.residual and self.key_dim == self.value_dim
+        return self.residual and self.network.residual and self.key_dim == self.value_dim
 
     @functools.cached_property
     def loss(self) -> InnerLoss:
@@ -245,7 +247,7 @@ class MemorySpec:
 
     def target(self, value: Tensor, key: Tensor) -> Tensor:
         """What the network without its residual is trained to give for a key: value - key, or the value itself."""
-        return value - key if self.residual and self.loss.of_difference else value
+        return value - key if self.has_residual and self.loss.of_difference else value
 
     @functools.cached_property
     def network(self) -> Structure:
@@ -258,7 +260,7 @@ class MemorySpec:
     @functools.cached_property
     def shapes(self) -> tuple[tuple[int, int], ...]:
         """(d_in, d_out) of every fast map that is a matrix: all but the first of a growing memory."""
-        return tuple(self.network.shapes()[1 if self.grows else 0 :])
+        return tuple(self.network.shapes()[1 if self.is_kv_cache else 0 :])
 
     def with_ns_steps(self, ns_steps: int) -> MemorySpec:
         """The same memory with another number of Newton–Schulz iterations; for rule "muon" only.
@@ -281,6 +283,7 @@ class MemorySpec:
             raise ValueError(f"a MemorySpec in JSON was expected, but the text is none: {broken}") from None
         if not isinstance(given, dict):
             raise ValueError(f"a MemorySpec in JSON is an object {{...}}, not {type(given).__name__}")
+        given = current_names("a saved MemorySpec", given, old_names(cls))
         fields = dataclasses.fields(cls)
         unknown = given.keys() - {field.name for field in fields}
         if unknown:

@@ -24,7 +24,7 @@ class MemoryState:
 
     weights, momentum, anchor: one (B, H, d_in, d_out) per fast map. The anchor is the weights themselves at a chunk's
     start; momentum is [] where the spec has none. window_*: the last window-1 raw keys, values and gates, zero-filled.
-    position: (B,) tokens written so far. phase: position % chunk_size while all rows agree, else None.
+    position: (B,) tokens written so far. chunk_offset: position % chunk_size while all rows agree, else None.
     conv: (B, width-1, channels), the tails of a layer's convolution.
     pairs: with features "exp", the first fast map, a list with a pair for every token read; None for all other memories.
     inplace: `step` without gradients may write into this state instead of copying it; set it where nobody else goes on from it.
@@ -39,7 +39,7 @@ class MemoryState:
     window_value: Tensor
     window_gate: Tensor
     position: Tensor
-    phase: int | None
+    chunk_offset: int | None
     conv: Tensor | None = None
     pairs: Pairs | None = None
     inplace: bool = False
@@ -58,7 +58,7 @@ class MemoryState:
         return self.window_key.dtype
 
     @property
-    def grows(self) -> bool:
+    def is_kv_cache(self) -> bool:
         """Whether the state grows with every token, as an attention cache does."""
         return self.pairs is not None
 
@@ -137,7 +137,9 @@ class MemoryState:
         state = self._map(lambda x: x.index_select(0, index))
         return dataclasses.replace(
             state,
-            phase=common_phase(state.position, self.spec) if self.phase is None else self.phase,
+            chunk_offset=common_chunk_offset(state.position, self.spec)
+            if self.chunk_offset is None
+            else self.chunk_offset,
             pairs=None if state.pairs is None else state.pairs.resized(int(state.position.max())),
         )
 
@@ -158,10 +160,10 @@ class MemoryState:
                 k: (v.shape[1:], v.dtype, v.device) for k, v in first._tensors().items()
             }:
                 raise ValueError("stack: the states differ in heads, convolution, dtype or device")
-        phases = {state.phase for state in states}
+        chunk_offsets = {state.chunk_offset for state in states}
         aliased = all(state._anchor_is_weights() for state in states)
         joined = {name: torch.cat([s._tensors()[name] for s in states]) for name in first._tensors()}
-        return _assemble(first.spec, joined, phases.pop() if len(phases) == 1 else None, aliased)
+        return _assemble(first.spec, joined, chunk_offsets.pop() if len(chunk_offsets) == 1 else None, aliased)
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a safetensors file with the spec in its header; whole or not at all.
@@ -201,19 +203,21 @@ def state_from_tensors(
 ) -> MemoryState:
     """The state of tensors named as `MemoryState.save` names them, after `check_state`; `path` is where they come from."""
     check_state(path, spec, tensors, heads, conv)
-    phase = common_phase(tensors["position"], spec)
-    return _assemble(spec, tensors, phase, aliased=phase == 0 or (spec.grows and not spec.on_grid))
+    chunk_offset = common_chunk_offset(tensors["position"], spec)
+    return _assemble(
+        spec, tensors, chunk_offset, aliased=chunk_offset == 0 or (spec.is_kv_cache and not spec.depends_on_chunking)
+    )
 
 
-def common_phase(position: Tensor, spec: MemorySpec) -> int | None:
-    """The phase of rows at these positions, or None where they do not agree. Looks at the numbers: not under torch.compile."""
+def common_chunk_offset(position: Tensor, spec: MemorySpec) -> int | None:
+    """The chunk_offset of rows at these positions, or None where they do not agree. Looks at the numbers: not under torch.compile."""
     if spec.chunk_size == 1 or torch.compiler.is_compiling():
         return 0 if spec.chunk_size == 1 else None
-    phases = {t % spec.chunk_size for t in position.tolist()}
-    return phases.pop() if len(phases) == 1 else None
+    chunk_offsets = {t % spec.chunk_size for t in position.tolist()}
+    return chunk_offsets.pop() if len(chunk_offsets) == 1 else None
 
 
-def _assemble(spec: MemorySpec, tensors: dict[str, Tensor], phase: int | None, aliased: bool) -> MemoryState:
+def _assemble(spec: MemorySpec, tensors: dict[str, Tensor], chunk_offset: int | None, aliased: bool) -> MemoryState:
     n = len(spec.shapes)
     weights = [tensors[f"weights.{i}"] for i in range(n)]
     return MemoryState(
@@ -225,7 +229,7 @@ def _assemble(spec: MemorySpec, tensors: dict[str, Tensor], phase: int | None, a
         window_value=tensors["window_value"],
         window_gate=tensors["window_gate"],
         position=tensors["position"],
-        phase=phase,
+        chunk_offset=chunk_offset,
         conv=tensors.get("conv"),
-        pairs=Pairs.of(tensors, aliased) if spec.grows else None,
+        pairs=Pairs.of(tensors, aliased) if spec.is_kv_cache else None,
     )

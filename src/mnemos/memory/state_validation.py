@@ -76,20 +76,22 @@ def check_parts(state: MemoryState, spec: MemorySpec, batch: int, heads: int) ->
     ):
         raise ValueError(f"state has window buffers that do not fit batch={batch}, heads={heads}, window={spec.window}")
     check_place(state, batch)
-    if spec.grows:
+    if spec.is_kv_cache:
         found = {} if state.pairs is None else {name: tuple(x.shape) for name, x in state.pairs.tensors().items()}
         if found != Pairs.shapes(spec, batch, heads, 0 if state.pairs is None else state.pairs.length):
             raise ValueError(f"state has pairs that do not fit batch={batch}, heads={heads} of its spec")
 
 
 def check_place(state: MemoryState, batch: int) -> None:
-    """Raise a ValueError unless position and phase are those of `batch` rows."""
+    """Raise a ValueError unless position and chunk_offset are those of `batch` rows."""
     if state.position.dtype != torch.int64 or state.position.shape != (batch,):
         found = f"{tuple(state.position.shape)} of {state.position.dtype}"
         raise ValueError(f"state has position {found}, but ({batch},) of torch.int64 is expected")
-    phase = state.phase
-    if phase is not None and not (isinstance(phase, int) and 0 <= phase < state.spec.chunk_size):
-        raise ValueError(f"state has phase={phase!r:.20}, but None or 0..{state.spec.chunk_size - 1} is expected")
+    chunk_offset = state.chunk_offset
+    if chunk_offset is not None and not (isinstance(chunk_offset, int) and 0 <= chunk_offset < state.spec.chunk_size):
+        raise ValueError(
+            f"state has chunk_offset={chunk_offset!r:.20}, but None or 0..{state.spec.chunk_size - 1} is expected"
+        )
 
 
 def state_shapes(spec: MemorySpec, batch: int, heads: int, longest: int) -> dict[str, tuple[int, ...]]:
@@ -101,7 +103,7 @@ def state_shapes(spec: MemorySpec, batch: int, heads: int, longest: int) -> dict
     c = spec.window - 1
     shapes |= {"window_key": (batch, c, heads, spec.key_dim), "window_value": (batch, c, heads, spec.value_dim)}
     shapes |= {"window_gate": (batch, c, heads), "position": (batch,)}
-    return shapes | Pairs.shapes(spec, batch, heads, longest) if spec.grows else shapes
+    return shapes | Pairs.shapes(spec, batch, heads, longest) if spec.is_kv_cache else shapes
 
 
 def check_shapes(path, tensors: dict[str, Tensor], expected: dict[str, tuple[int, ...]]) -> None:

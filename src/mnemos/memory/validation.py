@@ -143,7 +143,7 @@ def check_cu_seqlens(cu_seqlens: Tensor, B: int, T: int) -> int:
 
 def _check_features(features, spec: MemorySpec, heads: int) -> None:
     if features is None:
-        if not (FEATURES[spec.features].is_identity or spec.grows):  # without a module the kernel is exp(q·k)
+        if not (FEATURES[spec.features].is_identity or spec.is_kv_cache):  # without a module the kernel is exp(q·k)
             raise ValueError(
                 f"the spec has features={spec.features!r}: pass features=make_features(spec, heads={heads})"
             )

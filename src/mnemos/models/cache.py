@@ -46,7 +46,7 @@ class MnemosCache:
     >>> from mnemos.models import MnemosConfig, MnemosForCausalLM
     >>> model = MnemosForCausalLM(MnemosConfig(hidden_size=32, num_hidden_layers=1, layers="lmm", memory_heads=2))
     >>> cache = model.state(torch.tensor([[1, 2, 3]]))
-    >>> cache.get_seq_length(), cache.batch, cache.grows
+    >>> cache.get_seq_length(), cache.batch, cache.is_kv_cache
     (3, 1, False)
     >>> cache.fork(10).batch
     10
@@ -71,9 +71,11 @@ class MnemosCache:
         return sum(state.nbytes for layer in self.layers for state in layer.values())
 
     @property
-    def grows(self) -> bool:
+    def is_kv_cache(self) -> bool:
         """Whether the cache gets larger with every token (full attention, exp features) or has a fixed size."""
-        return "attention" in self.config.blocks or (self.config.has_memory and self.config.memory_config.spec.grows)
+        return "attention" in self.config.blocks or (
+            self.config.has_memory and self.config.memory_config.spec.is_kv_cache
+        )
 
     def _map(self, function: Callable) -> MnemosCache:
         layers = [{name: function(state) for name, state in layer.items()} for layer in self.layers]

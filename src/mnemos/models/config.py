@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedConfig
 
+from ..deprecation import current_names, old_names
 from ..memory import NeuralMemoryConfig
 from ..memory.config import is_number
 from ..memory.spec import WIDEST
@@ -33,6 +34,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 QK_FIELDS = ("persistent", "window", "decay", "gate_hidden", "normalise", "chunk_size")
 MEMORY_FIELDS = tuple(f.name for f in dataclasses.fields(NeuralMemoryConfig) if f.name != "dim")
 MEMORY_KEYWORDS = tuple(f"memory_{name}" for name in MEMORY_FIELDS)
+OLD_KEYWORDS = tuple(f"memory_{name}" for name in old_names(NeuralMemoryConfig))
 TRANSFORMERS_KEYWORDS = (  # what transformers itself, now or in version 4, passes to configs and stores in config.json
     *(field.name for field in dataclasses.fields(PreTrainedConfig)),
     *getattr(GenerationConfig, "_get_default_generation_params", GenerationConfig().to_dict)(),
@@ -104,6 +106,7 @@ class MnemosConfig(PreTrainedConfig):
         memory = dict(self.memory or {})
         for name in [key for key in kwargs if key.startswith("memory_")]:
             memory[name.removeprefix("memory_")] = kwargs.pop(name)
+        memory = current_names("MnemosConfig", memory, old_names(NeuralMemoryConfig), "memory_")
         refuse_unknown(
             "MnemosConfig",
             (key for key in kwargs if key not in TRANSFORMERS_KEYWORDS),
@@ -180,7 +183,7 @@ class MnemosConfig(PreTrainedConfig):
         blocks = self.blocks
         if any(name != "lmm" for name in blocks):
             self._check_attention()
-        if self.has_memory and self.memory_config.spec.grows and "mac" in blocks:
+        if self.has_memory and self.memory_config.spec.is_kv_cache and "mac" in blocks:
             raise ValueError(
                 "layers='mac' keeps a copy of its memory's weights, which features='exp' has none of; use lmm, mag or mal"
             )
@@ -245,7 +248,7 @@ class MnemosConfig(PreTrainedConfig):
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):
         """transformers' `from_dict`, where keywords override the dict; `memory_<name>` is one of them."""
-        choices = {name: kwargs.pop(name) for name in list(kwargs) if name in MEMORY_KEYWORDS}
+        choices = {name: kwargs.pop(name) for name in list(kwargs) if name in (*MEMORY_KEYWORDS, *OLD_KEYWORDS)}
         return super().from_dict(config_dict | choices, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:

@@ -44,21 +44,23 @@ def _enter(state):
     state = dataclasses.replace(state, own=False)  # a graph writes into no memory
     if not _moved(state):
         return state
-    spec, following = state.spec, state.phase + 1
+    spec, following = state.spec, state.chunk_offset + 1
     commits = spec.update_rule.commits and following % spec.commit == 0
     place = following if following == spec.chunk_size else spec.commit if commits else 1
     anchor = [a.clone() if a is w else a for a, w in zip(state.anchor, state.weights)]
-    return dataclasses.replace(state, phase=place - 1, anchor=anchor)
+    return dataclasses.replace(state, chunk_offset=place - 1, anchor=anchor)
 
 
 def _leave(old, state):
     if not isinstance(state, MemoryState) or not _moved(old):
         return state
-    phase = (old.phase + 1) % state.spec.chunk_size
-    return dataclasses.replace(state, phase=phase, anchor=state.weights if phase == 0 else state.anchor)
+    chunk_offset = (old.chunk_offset + 1) % state.spec.chunk_size
+    return dataclasses.replace(
+        state, chunk_offset=chunk_offset, anchor=state.weights if chunk_offset == 0 else state.anchor
+    )
 
 
 def _moved(state: MemoryState) -> bool:
     """Whether a state has a place to be replaced. What grows (features "exp") keeps it: its place says which of its pairs are of the
     current chunk."""
-    return state.phase is not None and state.spec.chunk_size > 1 and not state.spec.grows
+    return state.chunk_offset is not None and state.spec.chunk_size > 1 and not state.spec.is_kv_cache

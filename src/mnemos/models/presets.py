@@ -71,9 +71,9 @@ OMEGA: dict[str, Any] = {
     "momentum": False,
 }
 ATLAS: dict[str, Any] = OMEGA | {"rule": "muon", "momentum": True, "chunk_size": 128}
-TTT: dict[str, Any] = {"momentum": False, "retain": False, "chunk_size": 16, "read_start": False, "skip": True}
-LINEAR: dict[str, Any] = {"structure": "linear", "momentum": False, "learned_start": False}
-KERNEL: dict[str, Any] = {"features": "exp", "momentum": False, "retain": False, "skip": True}
+TTT: dict[str, Any] = {"momentum": False, "retain": False, "chunk_size": 16, "w0_branch": False, "residual": True}
+LINEAR: dict[str, Any] = {"structure": "linear", "momentum": False, "learn_w0": False}
+KERNEL: dict[str, Any] = {"features": "exp", "momentum": False, "retain": False, "residual": True}
 PERSISTENT = {"num_persistent_tokens": 4}
 
 PRESETS = {

@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from ..whole import write_text
+from ..atomic_io import write_text
 from .folder import read_object
 
 REMOTE = '''"""Lets transformers find the models of the package mnemos, which must be installed (trust_remote_code=True)."""

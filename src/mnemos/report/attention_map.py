@@ -95,7 +95,7 @@ def resemblance(
         stop = min(T, start + BLOCK)
         C = torch.stack([next(rows) for _ in range(start, stop)], 1)  # H L T
         scores = q[start:stop].transpose(0, 1) @ keys.mT
-        if spec.grows:
+        if spec.is_kv_cache:
             scores = (scores if offset is None else scores + offset[:, None, None]).exp()
         w = C * scores
         w = torch.cat([w.abs().mean(0, keepdim=True), w])  # 1+H L T

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..data.tasks.text import encode
-from ..eval.frozen import frozen_memory, has_memory
+from ..eval.freeze_memory import frozen_memory, has_memory
 from ..models import MnemosForCausalLM
 from ..train.hooks import silent_memory
 from .page import pack, pack_indices, render

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from ..atomic_io import write_text
 from ..eval.files import finite
-from ..whole import write_text
 
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

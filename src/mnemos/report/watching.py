@@ -96,7 +96,7 @@ class _Watch:
     def _look(self, state: MemoryState, norms: Tensor) -> None:
         """norms: (H, maps), of a list of pairs too, which has nothing else."""
         maps = [look(w[0].cpu(), start, SINGULAR_VALUES) for w, start in zip(state.weights, self.start)]
-        listed = [{"norm": norms[:, 0]}] if self.memory.spec.grows else []
+        listed = [{"norm": norms[:, 0]}] if self.memory.spec.is_kv_cache else []
         self.positions.append(int(state.position[0]))
         self.looks.append(listed + maps)
 
@@ -119,7 +119,7 @@ class _Watch:
             self._look(*self.last)
         kept = [i for i, at in enumerate(self.positions) if i == 0 or at > persistent]
         layer.moments = [max(0, self.positions[i] - persistent) for i in kept]
-        shapes = [None] * spec.grows + list(spec.shapes)
+        shapes = [None] * spec.is_kv_cache + list(spec.shapes)
         for number, (name, shape) in enumerate(zip(_map_names(len(shapes)), shapes)):
             name = name if shape is not None else f"{name} (a list of pairs)"
             layer.spectra.append(over_time(name, shape, [self.looks[i][number] for i in kept]))

@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 import yaml
 
+from ..atomic_io import write_text
 from ..data import DataConfig
+from ..deprecation import renamed_fields
 from ..parsing import parse_yaml
-from ..whole import write_text
 from .config_io import build, check_choices, plain, whole
 
 LEAST = {  # whole numbers, and the least each may be
@@ -38,7 +39,7 @@ RANGES = {  # from the first, to below the second
     "optim.betas": (0, 1),
     "optim.momentum": (0, 1),
     "optim.weight_decay": (0, math.inf),
-    "optim.start_lr": (0, math.inf),
+    "optim.w0_lr_scale": (0, math.inf),
     "optim.clip": (0, math.inf),  # torch would turn the gradient round for one below 0
     "optim.ema": (0, 1),
     "schedule.warmup": (0, math.inf),
@@ -81,6 +82,7 @@ class ModelConfig:
         return found
 
 
+@renamed_fields(start_lr="w0_lr_scale")
 @dataclass
 class OptimConfig:
     """The outer loop's optimiser."""
@@ -97,7 +99,7 @@ class OptimConfig:
     """of muon"""
     weight_decay: float = 0.1
     """of matrices; never of norms, biases, gates, embeddings and what a memory starts from"""
-    start_lr: float = 0.1
+    w0_lr_scale: float = 0.1
     """learning rate of the hidden maps of what a memory starts from, as a share of lr: every key passes through them, and where they move
     as fast as the rest, recall stays behind (docs/log.md); 0 leaves them as they were drawn"""
     clip: float = 1.0

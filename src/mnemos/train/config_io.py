@@ -9,6 +9,8 @@ import types
 import typing
 from typing import Any
 
+from ..deprecation import current_names, old_names
+
 SHORT = reprlib.Repr()  # never visits all of a value: YAML aliases make a few lines expand without limit
 SHORT.maxlevel, SHORT.maxlist, SHORT.maxdict, SHORT.maxstring, SHORT.maxother = 3, 4, 4, 40, 40
 
@@ -32,6 +34,7 @@ def build(cls, fields: Any, where: str):
     """A dataclass from a dictionary, nested ones included; lists become tuples where the field is one."""
     if not isinstance(fields, dict):
         raise ValueError(f"{where.rstrip('.') or 'the config'} must hold names and values, not {short(fields)}")
+    fields = current_names("a config", fields, old_names(cls), where)
     hints = typing.get_type_hints(cls)
     known = {f.name: f for f in dataclasses.fields(cls)}
     values = {}

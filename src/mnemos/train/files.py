@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..whole import write_text
+from ..atomic_io import write_text
 
 
 def write_json(path: str | os.PathLike, value: Any) -> None:

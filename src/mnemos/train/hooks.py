@@ -135,8 +135,8 @@ def set_chunk_size(model: MnemosForCausalLM, size: int) -> None:
     commit = old.commit_every
     if commit is not None and size % commit:
         commit = next(c for c in range(min(commit, size), 0, -1) if size % c == 0)
-    changed: dict[str, Any] = {"chunk_size": size, "commit_every": commit, "momentum_init": old.momentum_start}
-    changed |= {"max_lr": old.lr_ceiling, "start_scale": old.start_size}
+    changed: dict[str, Any] = {"chunk_size": size, "commit_every": commit, "momentum_init": old.initial_momentum}
+    changed |= {"max_lr": old.effective_max_lr, "w0_scale": old.effective_w0_scale}
     config.memory = dict(config.memory or {}) | changed
     new = dataclasses.replace(old, **changed)
     for memory in memories(model).values():

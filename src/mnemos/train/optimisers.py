@@ -93,7 +93,7 @@ class Optimisers:
 
 
 def parameter_groups(model: nn.Module, config: OptimConfig | None = None) -> list[dict[str, Any]]:
-    """Parameter groups for `torch.optim.AdamW` in your own loop: weight decay for matrices only, and `config.start_lr` times the learning
+    """Parameter groups for `torch.optim.AdamW` in your own loop: weight decay for matrices only, and `config.w0_lr_scale` times the learning
     rate for the hidden maps of a memory's initial weights W0.
 
     >>> groups = parameter_groups(nn.Linear(4, 4), OptimConfig(lr=1e-3))
@@ -111,7 +111,7 @@ def _groups(named: dict[str, nn.Parameter], config: OptimConfig) -> tuple[list[n
     groups = [
         {"params": decayed, "lr": config.lr, "weight_decay": config.weight_decay},
         {"params": [p for p in plain if id(p) not in slow], "lr": config.lr, "weight_decay": 0.0},
-        {"params": [p for p in plain if id(p) in slow], "lr": config.lr * config.start_lr, "weight_decay": 0.0},
+        {"params": [p for p in plain if id(p) in slow], "lr": config.lr * config.w0_lr_scale, "weight_decay": 0.0},
     ]
     return matrices, [group for group in groups if group["params"]]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from ..whole import part_of, remove_parts
+from ..atomic_io import part_of, remove_parts
 from .files import sync_folder
 
 MANIFEST = "manifest.json"

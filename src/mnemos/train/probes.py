@@ -70,13 +70,13 @@ def look_inside(model: MnemosForCausalLM, call, batch: dict[str, Tensor]) -> dic
 
 def _memory_numbers(memory: NeuralMemory, x: Tensor, state: MemoryState | None) -> dict[str, Any]:
     gates = memory.gating(x)
-    ceiling = memory.config.lr_ceiling
+    ceiling = memory.config.effective_max_lr
     numbers: dict[str, Any] = {"lr": gate_statistics(gates.lr / ceiling)}
     for name, g in (("momentum", gates.momentum), ("retain", gates.retain), ("token", gates.gate)):
         if g is not None:
             numbers[name] = gate_statistics(g)
     C, state = memory.spec.chunk_size, state or memory.initial_state(x.shape[0])
-    first = None if state.phase is None else -state.phase % C  # token of the call that begins a chunk
+    first = None if state.chunk_offset is None else -state.chunk_offset % C  # token of the call that begins a chunk
     if first is not None and x.shape[1] >= first + C:
         end = first + (x.shape[1] - first) // C * C
         before, after = _surprise(memory, state, x[:, : end - C], x[:, end - C : end])

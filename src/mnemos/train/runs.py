@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from filelock import BaseFileLock, FileLock, Timeout
 
-from ..whole import part_of
+from ..atomic_io import part_of
 from .checkpoints import checkpoint_steps, problem_of, read_tensors_into, tensor_shapes
 from .config import TrainConfig
 from .distributed import World

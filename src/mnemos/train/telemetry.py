@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from ..atomic_io import write_text
 from ..choices import unknown
-from ..whole import write_text
 
 if TYPE_CHECKING:
     import torch
@@ -314,7 +314,7 @@ def flops_per_token(model, length: int) -> float:
         if kind in ("lmm", "mag", "mal", "mac"):
             memory = config.memory_config
             fast = memory.head_count * sum(a * b for a, b in memory.spec.shapes)
-            total += (30 if memory.reads_start else 24) * fast
+            total += (30 if memory.has_w0_branch else 24) * fast
             if memory.rule == "muon":
                 each = sum(newton_schulz_flops(a, b, memory.ns_steps) for a, b in memory.spec.shapes)
                 total += 3 * memory.head_count * each / memory.spec.commit

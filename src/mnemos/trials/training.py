@@ -20,13 +20,13 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Course:
-    """A training. steps: number of optimiser steps. lr: peak learning rate. batch(step): ids and labels (B, T) for a transformers model. start_lr: see `OptimConfig`."""
+    """A training. steps: number of optimiser steps. lr: peak learning rate. batch(step): ids and labels (B, T) for a transformers model. w0_lr_scale: see `OptimConfig`."""
 
     steps: int
     lr: float
     batch: Callable[[int], Batch]
     clip: float = 1.0
-    start_lr: float = OptimConfig.start_lr
+    w0_lr_scale: float = OptimConfig.w0_lr_scale
 
 
 def train(model: nn.Module, course: Course) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def train(model: nn.Module, course: Course) -> dict[str, Any]:
     0
     """
     model.train()
-    optimisers = Optimisers(model, OptimConfig(lr=course.lr, start_lr=course.start_lr))
+    optimisers = Optimisers(model, OptimConfig(lr=course.lr, w0_lr_scale=course.w0_lr_scale))
     begin, cpu, losses = time.perf_counter(), time.process_time(), []
 
     def loss(batch: Batch) -> BatchLoss:

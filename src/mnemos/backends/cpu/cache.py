@@ -50,7 +50,7 @@ def unsafe_part(folder: str | os.PathLike) -> str | None:
     """The first folder or link on the way to `folder` that another user could exchange; None if there is none.
 
     Every one of them must belong to root or to this user, and be writable by no one else unless it is sticky, as /tmp is. Checked
-    from the root down: once a folder is safe, its entries stay what they are.
+    from the root down: once a folder is safe, its window_tokens stay what they are.
 
     >>> unsafe_part("/")
     """

@@ -1,6 +1,6 @@
 """Scan of chunks in C++ (chain.cpp) for networks that are chains of fast maps, rule "gd", with its own backward.
 
-N tiles, G = batch x heads, L tokens and E entries of a tile, m = 2 matrices per map (W and S), or 1 without momentum.
+N tiles, G = batch x heads, L tokens and E window_tokens of a tile, m = 2 matrices per map (W and S), or 1 without momentum.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.utils import deterministic
 
 from ...memory.spec import MemorySpec
 from ...nn.derivatives import SCAN, first_order_only
-from ..torch.chunking import Piece
+from ..torch.chunking import ChunkRun
 from ..torch.coefficients import Coefficients
 from .border import View, check, fields, view
 from .build import Unavailable, gemm, library
@@ -25,7 +25,7 @@ from .structs import LOSSES, MAPS
 Maps = list[Tensor]
 
 
-class Plan(NamedTuple):
+class KernelPlan(NamedTuple):
     """Arguments of a kernel that are not tensors. widens: for each map, whether its output is at least as wide as its input."""
 
     activations: tuple[str, ...]
@@ -40,28 +40,28 @@ class Plan(NamedTuple):
     grad: bool
 
 
-def plan_of(spec: MemorySpec, piece: Piece, reads: bool, momentum: bool) -> Plan:
+def plan_of(spec: MemorySpec, chunks: ChunkRun, reads: bool, momentum: bool) -> KernelPlan:
     chain = spec.network.chain
-    assert chain is not None and piece.subchunks == 1
+    assert chain is not None and chunks.subchunks == 1
     fused = [(spec.shapes[g[0]][0], sum(spec.shapes[i][1] for i in g)) for g in chain.groups]
-    return Plan(
-        activations=chain.joints,
+    return KernelPlan(
+        activations=chain.activations,
         widens=tuple(d_in <= d_out for d_in, d_out in fused),
         l2=LOSSES[type(spec.loss)],
         before=spec.read == "before",
         momentum=momentum,
-        fresh=piece.fresh,
-        period=piece.period,
-        save_every=_save_every(piece),
+        fresh=chunks.fresh,
+        period=chunks.period,
+        save_every=_save_every(chunks),
         reads=reads,
         grad=torch.is_grad_enabled(),
     )
 
 
-def _save_every(piece: Piece) -> int:
+def _save_every(chunks: ChunkRun) -> int:
     """Tiles between two saved states. About 256 tokens were the fastest; the backward holds the tiles in between at once, so
     there are never more of them than saved states."""
-    return max(1, min(256 // piece.length, 32, math.isqrt(piece.tiles)))
+    return max(1, min(256 // chunks.length, 32, math.isqrt(chunks.tiles)))
 
 
 def pack(maps: Maps, groups: tuple[tuple[int, ...], ...], widens: tuple[bool, ...]) -> Maps:
@@ -79,7 +79,7 @@ def unpack(maps: Maps, groups: tuple[tuple[int, ...], ...], widens: tuple[bool, 
 
 def run(
     spec: MemorySpec,
-    piece: Piece,
+    chunks: ChunkRun,
     q: Tensor | None,
     k: Tensor,
     v: Tensor,
@@ -88,9 +88,9 @@ def run(
     S: Maps,
     A: Maps,
 ) -> tuple[Tensor | None, Maps, Maps]:
-    """Run the tiles of one piece. q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V)."""
+    """Run the tiles of one chunks. q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V)."""
     assert spec.network.chain is not None
-    plan = plan_of(spec, piece, q is not None, bool(S))
+    plan = plan_of(spec, chunks, q is not None, bool(S))
     form = spec.network.chain.groups, plan.widens
     C, beta, f, n_end, m_end = coefficients
     C, n_end = -C, -n_end
@@ -99,7 +99,7 @@ def run(
     state = pack(W, *form)
     if S:
         state = [torch.cat(pair, 1) for pair in zip(state, pack(S, *form))]
-    given = [] if piece.fresh else pack(A, *form)
+    given = [] if chunks.fresh else pack(A, *form)
     query = k.new_zeros(0) if q is None else q
     y, *state = Chain.apply(plan, query, k, v, C, beta, f, end, keep, *state, *given)
     W = unpack([x[:, : x.shape[1] // (2 if S else 1)] for x in state], *form)
@@ -133,7 +133,7 @@ class Sizes(ctypes.Structure):
                 "poison",
             )
         ),
-        *((name, Many) for name in ("in", "out", "joint")),
+        *((name, Many) for name in ("in", "out", "activation")),
     ]
 
 
@@ -171,16 +171,16 @@ def call(
     check(function(*pointers, ctypes.c_int(backward)), name)
 
 
-def room(name: str, kind: type[ctypes.Structure], *what: ctypes.Structure) -> tuple[int, int]:
+def saved_sizes(name: str, kind: type[ctypes.Structure], *what: ctypes.Structure) -> tuple[int, int]:
     """How many numbers kernel `name` keeps for its backward: per tile, and per saved state."""
     per_tile, per_state = ctypes.c_int64(), ctypes.c_int64()
     size = getattr(library(name), f"mnemos_{name}_sizes")(*map(ctypes.byref, (*what, per_tile, per_state)))
     if size != ctypes.sizeof(kind):
-        raise ValueError(f"kernel {name!r} refused its arguments: the sizes of a piece do not fit each other")
+        raise ValueError(f"kernel {name!r} refused its arguments: the sizes of a chunks do not fit each other")
     return per_tile.value, per_state.value
 
 
-def sizes_of(plan: Plan, k: Tensor, tokens: int, m: int, state: list[Tensor], saving: bool) -> Sizes:
+def sizes_of(plan: KernelPlan, k: Tensor, tokens: int, m: int, state: list[Tensor], saving: bool) -> Sizes:
     """state: one (G, m n, w) per map."""
     n = len(state)
     narrow, wide = ([x.shape[1] // m for x in state], [x.shape[2] for x in state])
@@ -213,14 +213,14 @@ class Chain(torch.autograd.Function):
     """q, k, v, C, beta, f, end, keep, state, given -> y, state."""
 
     @staticmethod
-    def forward(ctx, plan: Plan, q, k, v, C, beta, f, end, keep, *mats):
+    def forward(ctx, plan: KernelPlan, q, k, v, C, beta, f, end, keep, *mats):
         n = len(plan.widens)
         tensors = [x.contiguous() for x in (q, k, v, C, beta, f, end, keep)]
         state, given = ([x.contiguous() for x in xs] for xs in (mats[:n], mats[n:]))
         saving = plan.grad and any(ctx.needs_input_grad)
         sizes = sizes_of(plan, k, C.shape[2] - 1, 2 if plan.momentum else 1, state, saving)
         N, G = k.shape[:2]
-        per_tile, per_state = room("chain", Arrays, sizes)
+        per_tile, per_state = saved_sizes("chain", Arrays, sizes)
         y = k.new_empty(N, G, C.shape[2] - 1, v.shape[3]) if plan.reads else k.new_empty(0)
         saved = k.new_empty(N * G * per_tile if saving else 0)
         states = k.new_empty(-(-N // plan.save_every) * G * per_state if saving else 0)

@@ -149,7 +149,7 @@ def _memory_parameters(memory: NeuralMemory) -> tuple[Tensor | None, ...]:
 def _memory_shapes(memory: NeuralMemory) -> tuple[Shape | None, ...]:
     config, spec, H = memory.config, memory.spec, memory.heads
     dim, mixed, values, gates = config.dim, sum(memory.splits), H * spec.value_dim, sum(memory.gating.sizes.values())
-    maps = [(H, *shape) for shape in spec.shapes] if config.reads_start and config.learned_start else []
+    maps = [(H, *shape) for shape in spec.shapes] if config.has_w0_branch and config.learn_w0 else []
     return (
         (mixed, dim),
         (config.conv_width, mixed) if config.conv_width else None,
@@ -157,7 +157,7 @@ def _memory_shapes(memory: NeuralMemory) -> tuple[Shape | None, ...]:
         (gates,),
         (H,) if config.retain == "fixed" else None,
         (spec.value_dim,),
-        (spec.value_dim,) if config.reads_start else None,
+        (spec.value_dim,) if config.has_w0_branch else None,
         (values, dim) if config.output_gate else None,
         (dim, values),
         *maps,

@@ -25,10 +25,10 @@ class CpuEngine(Engine):
     def decay_products(self, x: Tensor) -> Tensor:
         return DecayProducts.apply(x, UNDERFLOW[x.dtype])
 
-    def run(self, spec: MemorySpec, piece, q, k, v, coefficients, lr, retain, W, S, A):
+    def run(self, spec: MemorySpec, chunks, q, k, v, coefficients, lr, retain, W, S, A):
         if isinstance(spec.update_rule, Muon):
-            return muon.run(spec, piece, q, k, v, coefficients, lr, W, S, A)
-        return chain.run(spec, piece, q, k, v, coefficients, W, S, A)
+            return muon.run(spec, chunks, q, k, v, coefficients, lr, W, S, A)
+        return chain.run(spec, chunks, q, k, v, coefficients, W, S, A)
 
 
 def unsupported(k: Tensor, spec: MemorySpec) -> str | None:
@@ -37,7 +37,7 @@ def unsupported(k: Tensor, spec: MemorySpec) -> str | None:
         return "torch.func needs torch operations"
     if not k.is_cpu or type(k) not in PLAIN:
         return "tensors must be plain tensors in the CPU's memory"
-    if spec.anchor != "chunk" or spec.grows:
+    if spec.anchor != "chunk" or spec.is_kv_cache:
         return "anchor='token' and features='exp' have no kernel"
     if type(spec.update_rule) not in RULES or type(spec.loss) not in LOSSES:
         return "the kernels know the rules 'gd' and 'muon' and the objectives 'l2' and 'dot'"

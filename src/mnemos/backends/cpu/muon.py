@@ -1,6 +1,6 @@
 """Scan of commit intervals of rule "muon" in C++ (muon.cpp), for networks that are chains of fast maps, with its own backward.
 
-N tiles, G = batch x heads, L tokens and E entries of a tile.
+N tiles, G = batch x heads, L tokens and E window_tokens of a tile.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from torch import Tensor
 from ...memory.newton_schulz import FLOOR, NS_COEFFICIENTS, STAGE, WIDE, Polynomial, polynomials
 from ...memory.spec import MemorySpec
 from ...nn.derivatives import SCAN, first_order_only
-from ..torch.chunking import Piece
+from ..torch.chunking import ChunkRun
 from ..torch.coefficients import Coefficients
 from .border import fields
-from .chain import Many, Maps, Plan, Views, call, pack, plan_of, room, sizes_of, unpack
+from .chain import KernelPlan, Many, Maps, Views, call, pack, plan_of, saved_sizes, sizes_of, unpack
 
 TOKENS_PER_STATE = 64  # between two saved states, at least
 LARGE_STATE_NUMEL = 1 << 20  # of a head's weights, from which on twice as many: memory is scarcer than time there
 
 
 class MuonPlan(NamedTuple):
-    chain: Plan
+    chain: KernelPlan
     commit: bool
     parts: tuple[int, ...]  # matrices side by side in each fused map
     coefficients: tuple[Polynomial, ...]  # of each iteration
@@ -32,7 +32,7 @@ class MuonPlan(NamedTuple):
 
 def run(
     spec: MemorySpec,
-    piece: Piece,
+    chunks: ChunkRun,
     q: Tensor | None,
     k: Tensor,
     v: Tensor,
@@ -42,19 +42,19 @@ def run(
     S: Maps,
     A: Maps,
 ) -> tuple[Tensor | None, Maps, Maps]:
-    """Run the tiles of one piece. q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V), lr: (N, G, L)."""
+    """Run the tiles of one chunks. q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V), lr: (N, G, L)."""
     chain = spec.network.chain
     assert chain is not None
     apart = TOKENS_PER_STATE * (2 if sum(i * o for i, o in spec.shapes) >= LARGE_STATE_NUMEL else 1)
-    save_every = max(1, min(apart // piece.stride, int(piece.tiles**0.5)))
+    save_every = max(1, min(apart // chunks.stride, int(chunks.tiles**0.5)))
     plan = MuonPlan(
-        chain=plan_of(spec, piece, q is not None, bool(S))._replace(save_every=save_every),
-        commit=piece.commit,
+        chain=plan_of(spec, chunks, q is not None, bool(S))._replace(save_every=save_every),
+        commit=chunks.commit,
         parts=tuple(len(group) for group in chain.groups),
         coefficients=polynomials(NS_COEFFICIENTS[spec.ns_coefficients], spec.ns_steps),
     )
     form = chain.groups, plan.chain.widens
-    given = [] if piece.fresh else pack(A, *form)
+    given = [] if chunks.fresh else pack(A, *form)
     fused = pack(W, *form)
     momenta = pack(S, *form) if S else [torch.zeros_like(w) for w in fused]
     query = k.new_zeros(0) if q is None else q
@@ -103,7 +103,7 @@ class Muon(torch.autograd.Function):
         steps, polynomial = len(plan.coefficients), plan.coefficients[0]
         rule = Rule(plan.commit, steps, STAGE, Many(*plan.parts), WIDE, *polynomial, FLOOR)
         what = sizes_of(chain, k, L, 1, W, saving), rule
-        per_tile, per_state = room("muon", Arrays, *what)
+        per_tile, per_state = saved_sizes("muon", Arrays, *what)
         y = k.new_empty(N, G, L, v.shape[3]) if chain.reads else k.new_empty(0)
         saved = k.new_empty(N * G * per_tile if saving else 0)
         states = k.new_empty(-(-N // chain.save_every) * G * per_state if saving else 0)

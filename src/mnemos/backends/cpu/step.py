@@ -23,12 +23,12 @@ def unsupported_step(k: Tensor, spec: MemorySpec, backend: str = "auto") -> str 
 def step(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask):
     inplace = state.inplace and mask is None
 
-    def write(query: Tensor, entries, weight: Tensor | None, gates: Gates, state, spec, dtype):
+    def write(query: Tensor, window_tokens, weight: Tensor | None, gates: Gates, state, spec, dtype):
         old, new = matrices(state, dtype, inplace)
         lr = gates.lr.to(dtype).reshape(-1, 1, 1)
         momentum, retain = (None if gate is None else gate.to(dtype) for gate in (gates.momentum, gates.retain))
         weight = lr if weight is None else lr * weight
-        y = token.chain_step(spec, query, entries, weight, (momentum, retain), old, new)
+        y = token.chain_step(spec, query, window_tokens, weight, (momentum, retain), old, new)
         return y, *new, old[2]
 
     return torch_step(q, k, v, gates, state, spec, features, mask, write, inplace)

@@ -50,7 +50,7 @@ class Arrays(ctypes.Structure):
 class LayerSizes(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("dim", "momentum", "retain", "residual")),
-        ("lr_ceiling", ctypes.c_double),
+        ("effective_max_lr", ctypes.c_double),
         ("start", ctypes.POINTER(ctypes.c_double)),
         ("start_bytes", ctypes.c_int64),
     ]

@@ -162,18 +162,18 @@ def _arrays(spec: MemorySpec, old: Matrices, new: Matrices, vectors: Sequence[in
 def chain_step(
     spec: MemorySpec,
     query: Tensor,
-    entries: tuple[Tensor, Tensor],
+    window_tokens: tuple[Tensor, Tensor],
     weight: Tensor,
     gates: tuple[Tensor | None, Tensor | None],
     old: Matrices,
     new: Matrices,
 ) -> Tensor:
-    """query (G, 1, F), entries (G, c, F) and (G, c, V), weight (G, c, 1), gates momentum and retain (G, 1, 1) -> y (G, 1, V).
+    """query (G, 1, F), window_tokens (G, c, F) and (G, c, V), weight (G, c, 1), gates momentum and retain (G, 1, 1) -> y (G, 1, V).
 
     old: weights, momentum and anchor, (B, H, d_in, d_out) each and contiguous; new: where weights and momentum go to, which
     may be the old ones.
     """
-    given = [None if x is None else x.contiguous() for x in (query, *entries, weight, *gates)]
+    given = [None if x is None else x.contiguous() for x in (query, *window_tokens, weight, *gates)]
     y = query.new_empty(query.shape[0], 1, spec.value_dim)
     sizes = _sizes(spec, 1, query.shape[0], _threads(old[0]), _poison())
     arrays = _arrays(spec, old, new, _at(*given, y))
@@ -225,8 +225,8 @@ def _layer_sizes(
             config.dim,
             config.momentum,
             retain,
-            spec.residual,
-            config.lr_ceiling,
+            spec.has_residual,
+            config.effective_max_lr,
             (ctypes.c_double * len(start))(*start),
             8 * len(start),
         ),

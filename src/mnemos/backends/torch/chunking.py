@@ -1,7 +1,7 @@
-"""How a sequence is cut: pieces on the chunk grid, and tiles, the unit of work of an engine.
+"""How a sequence is cut: runs on the chunk grid, and tiles, the unit of work of an engine.
 
 A tile holds L = J x stride tokens: J whole chunks where chunks are small, or a part of one chunk where they are large.
-N tiles, B batch, H heads, G = B x H, L tokens and E entries of a tile, c window.
+N tiles, B batch, H heads, G = B x H, L tokens and E window_tokens of a tile, c window.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from torch import Tensor
 from ...memory.spec import MemorySpec
 
 TILE = 64  # tokens a tile aims at: enough for large matmuls, few enough to keep the L x L terms small
-ENTRIES = 256  # most entries of a tile that holds several chunks
+MAX_WINDOW_TOKENS = 256  # most window_tokens of a tile that holds several chunks
 
 
-class Piece(NamedTuple):
+class ChunkRun(NamedTuple):
     """`tiles` tiles that start at token `start`. `fresh`: the anchor becomes W at every `period`-th tile; else it is given."""
 
     start: int
@@ -38,67 +38,67 @@ class Piece(NamedTuple):
         return self.start + self.tiles * self.length
 
 
-def cut(n: int, room: int, spec: MemorySpec, together: bool = True) -> list[Piece]:
-    """Pieces that cover n tokens, of which the first `room` belong to a chunk whose anchor is given.
+def cut(n: int, tokens_to_boundary: int, spec: MemorySpec, together: bool = True) -> list[ChunkRun]:
+    """Runs of chunks that cover n tokens, of which the first `tokens_to_boundary` belong to a chunk whose anchor is given.
 
     together: small chunks share a tile, which makes few large matmuls of many small ones.
     """
     if spec.anchor == "token":
         return _whole_chunks(0, n, 1, spec, together)
-    if not spec.on_grid:
+    if not spec.depends_on_chunking:
         return _part(0, n, spec, fresh=True, offset=0)
-    pieces: list[Piece] = []
+    runs: list[ChunkRun] = []
     b = spec.chunk_size
-    head = min(room, n)
-    pieces += _part(0, head, spec, fresh=False, offset=b - room)
+    head = min(tokens_to_boundary, n)
+    runs += _part(0, head, spec, fresh=False, offset=b - tokens_to_boundary)
     whole = (n - head) // b
     if spec.update_rule.commits:
         if whole:
             m = spec.commit
-            pieces.append(Piece(head, whole * (b // m), 1, m, b // m, True, True))
+            runs.append(ChunkRun(head, whole * (b // m), 1, m, b // m, True, True))
     else:
-        pieces += _whole_chunks(head, whole, b, spec, together)
+        runs += _whole_chunks(head, whole, b, spec, together)
     start = head + whole * b
-    return pieces + _part(start, n - start, spec, fresh=True, offset=0)
+    return runs + _part(start, n - start, spec, fresh=True, offset=0)
 
 
-def _whole_chunks(start: int, count: int, b: int, spec: MemorySpec, together: bool) -> list[Piece]:
+def _whole_chunks(start: int, count: int, b: int, spec: MemorySpec, together: bool) -> list[ChunkRun]:
     """`count` chunks of b tokens that start on the grid."""
     if count == 0:
         return []
     tile = _tile_length(spec)
     if b > tile:
         part = next((d for d in range(tile, tile // 2, -1) if b % d == 0), b)
-        return [Piece(start, count * (b // part), 1, part, b // part, True, True)]
+        return [ChunkRun(start, count * (b // part), 1, part, b // part, True, True)]
     shared = 1
     if together and _solvable(spec):  # the errors of several chunks are one solve
-        shared = max(1, min(tile // b, ENTRIES // (spec.window - 1 + b)))
-    pieces = []
+        shared = max(1, min(tile // b, MAX_WINDOW_TOKENS // (spec.window - 1 + b)))
+    runs = []
     if count // shared:
-        pieces.append(Piece(start, count // shared, shared, b, 1, True, True))
+        runs.append(ChunkRun(start, count // shared, shared, b, 1, True, True))
     if count % shared:
         rest = count % shared
-        pieces.append(Piece(start + (count - rest) * b, 1, rest, b, 1, True, True))
-    return pieces
+        runs.append(ChunkRun(start + (count - rest) * b, 1, rest, b, 1, True, True))
+    return runs
 
 
 def _solvable(spec: MemorySpec) -> bool:
-    return spec.network.is_matrix and spec.loss.solvable and not spec.update_rule.commits and not spec.grows
+    return spec.network.is_matrix and spec.loss.solvable and not spec.update_rule.commits and not spec.is_kv_cache
 
 
-def _part(start: int, n: int, spec: MemorySpec, fresh: bool, offset: int) -> list[Piece]:
+def _part(start: int, n: int, spec: MemorySpec, fresh: bool, offset: int) -> list[ChunkRun]:
     """n tokens of one chunk, the first of which is token `offset` of it, all at one anchor."""
     tile = spec.commit if spec.update_rule.commits else _tile_length(spec)
-    pieces: list[Piece] = []
+    runs: list[ChunkRun] = []
     lead = min(n, -offset % tile) if spec.update_rule.commits else 0
     for length, period in ((lead, 1), (tile, (n - lead) // tile), ((n - lead) % tile, 1)):
         if length == 0 or period == 0:
             continue
-        first = fresh and not pieces
-        begin = pieces[-1].stop if pieces else start
+        first = fresh and not runs
+        begin = runs[-1].stop if runs else start
         commits = (offset + begin - start + length) % tile == 0
-        pieces.append(Piece(begin, period, 1, length, period, first, commits))
-    return pieces
+        runs.append(ChunkRun(begin, period, 1, length, period, first, commits))
+    return runs
 
 
 def _tile_length(spec: MemorySpec) -> int:
@@ -109,21 +109,21 @@ def _tile_length(spec: MemorySpec) -> int:
     return length
 
 
-def to_tiles(x: Tensor, piece: Piece) -> Tensor:
-    """(B, T, H, ...) -> (N, G, L, ...), the tokens of a piece."""
-    x = x[:, piece.start : piece.stop]
+def to_tiles(x: Tensor, chunks: ChunkRun) -> Tensor:
+    """(B, T, H, ...) -> (N, G, L, ...), the tokens of a run."""
+    x = x[:, chunks.start : chunks.stop]
     B, _, H, *rest = x.shape
-    x = x.reshape(B, piece.tiles, piece.length, H, *rest).transpose(0, 1).transpose(2, 3)
-    return x.reshape(piece.tiles, B * H, piece.length, *rest)
+    x = x.reshape(B, chunks.tiles, chunks.length, H, *rest).transpose(0, 1).transpose(2, 3)
+    return x.reshape(chunks.tiles, B * H, chunks.length, *rest)
 
 
-def to_entries(x: Tensor, piece: Piece, c: int) -> Tensor:
+def to_window_tokens(x: Tensor, chunks: ChunkRun, c: int) -> Tensor:
     """(B, c-1+T, H, ...) -> (N, G, E, ...): for each sub-chunk its own tokens and the c-1 before them."""
     if c == 1:
-        return to_tiles(x, piece)
-    x = x[:, piece.start : piece.stop + c - 1]
+        return to_tiles(x, chunks)
+    x = x[:, chunks.start : chunks.stop + c - 1]
     B, _, H, *rest = x.shape
-    N, J, stride = piece.tiles, piece.subchunks, piece.stride
+    N, J, stride = chunks.tiles, chunks.subchunks, chunks.stride
     if c - 1 <= stride:  # the tail of the block before, then the block: cheaper than overlapping views
         own = x[:, c - 1 :].reshape(B, N * J, stride, H, *rest)
         before = torch.cat([x[:, : c - 1].unsqueeze(1), own[:, :-1, stride - (c - 1) :]], 1)

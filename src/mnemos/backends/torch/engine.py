@@ -1,7 +1,7 @@
 """The torch engine: chunks in ordinary operations for every memory, device and type, differentiated by autograd.
 
 Groups of tiles are recomputed in the backward pass: memory holds the inputs and one state per group.
-N tiles, G = batch x heads, L tokens and E entries of a tile, D lifted key dim, V value dim.
+N tiles, G = batch x heads, L tokens and E window_tokens of a tile, D lifted key dim, V value dim.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ...memory.spec import MemorySpec
 from ...nn.checkpoint import recomputed
-from .chunking import Piece
+from .chunking import ChunkRun
 from .coefficients import Coefficients, decay_products
 from .inner_grads import Uses, errors_at_anchor
 
@@ -36,7 +36,7 @@ class Engine:
     def run(
         self,
         spec: MemorySpec,
-        piece: Piece,
+        chunks: ChunkRun,
         q: Tensor | None,
         k: Tensor,
         v: Tensor,
@@ -47,34 +47,34 @@ class Engine:
         S: list[Tensor],
         A: list[Tensor],
     ) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
-        """y (N, G, L, V), W and S after the tiles of one piece.
+        """y (N, G, L, V), W and S after the tiles of one run.
 
         q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V), lr and retain: (N, G, L).
         """
-        return _run(spec, piece, q, k, v, coefficients, lr, retain, W, S, A, functools.partial(_matmul, self.low))
+        return _run(spec, chunks, q, k, v, coefficients, lr, retain, W, S, A, functools.partial(_matmul, self.low))
 
 
 def _run(
-    spec, piece: Piece, q, k, v, coefficients, lr, retain, W: list[Tensor], S: list[Tensor], A: list[Tensor], matmul
+    spec, chunks: ChunkRun, q, k, v, coefficients, lr, retain, W: list[Tensor], S: list[Tensor], A: list[Tensor], matmul
 ):
     maps = len(W)
     timed = (q, k, v, *coefficients, lr, retain)
 
     def group(first: int, *tensors):
-        """The tiles of one group, of which the first is the piece's `first`: their y, and W, S, A after them."""
+        """The tiles of one group, of which the first is the run's `first`: their y, and W, S, A after them."""
         timed, state = tensors[:-states], list(tensors[-states:])
         W, S, A = state[:maps], state[maps:-maps], state[-maps:]
         outputs = []
         for i, (q, k, v, C, beta, f, n, m, lr, retain) in enumerate(zip(*map(_tiles, timed)), first):
-            if piece.fresh and i % piece.period == 0:
+            if chunks.fresh and i % chunks.period == 0:
                 A = W
-            y, W, S = _tile(spec, piece, matmul, q, k, v, Coefficients(C, beta, f, n, m), lr, retain, W, S, A)
+            y, W, S = _tile(spec, chunks, matmul, q, k, v, Coefficients(C, beta, f, n, m), lr, retain, W, S, A)
             outputs.append(y)
         return (None if y is None else torch.stack(outputs), *W, *S, *A)
 
     state: list[Tensor] = [*W, *S, *A]
     states = len(state)
-    size = _tiles_per_group(piece) if torch.is_grad_enabled() else piece.tiles
+    size = _tiles_per_group(chunks) if torch.is_grad_enabled() else chunks.tiles
     outputs = []
     for number, tensors in enumerate(zip(*(_tiles(x, size) for x in timed))):
         if torch.compiler.is_compiling() and torch.is_grad_enabled():
@@ -89,9 +89,9 @@ def _run(
     return None if q is None else torch.cat(outputs), state[:maps], state[maps:-maps]
 
 
-def _tiles_per_group(piece: Piece) -> int:
+def _tiles_per_group(chunks: ChunkRun) -> int:
     """As many as there are groups: the backward pass then holds the fewest states and activations at a time."""
-    return max(1, math.isqrt(piece.tiles))
+    return max(1, math.isqrt(chunks.tiles))
 
 
 def _tiles(x: Tensor | None, size: int | None = None) -> Iterable[Tensor | None]:
@@ -106,14 +106,14 @@ def _matmul(low: torch.dtype | None, a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(a, b) if low is None else torch.bmm(a.to(low), b.to(low)).to(a.dtype)
 
 
-def _tile(spec, piece, matmul, q, k, v, co, lr, retain, W, S, A):
-    """One tile: gradients of its entries, reads of its tokens, state at its end."""
-    if moves_inside(spec, piece):
-        uses: Uses = [[(k, _solve_errors(spec, piece, k, v, co, retain, W[0], S[0] if S else None))]]
+def _tile(spec, chunks, matmul, q, k, v, co, lr, retain, W, S, A):
+    """One tile: gradients of its window_tokens, reads of its tokens, state at its end."""
+    if moves_inside(spec, chunks):
+        uses: Uses = [[(k, _solve_errors(spec, chunks, k, v, co, retain, W[0], S[0] if S else None))]]
     else:
         uses = errors_at_anchor(spec, k, v, A, matmul)
     if spec.update_rule.commits:
-        return _committed_tile(spec, piece, matmul, q, co, lr, W, S, uses)
+        return _committed_tile(spec, chunks, matmul, q, co, lr, W, S, uses)
     y = None
     if q is not None:
         rows = slice(0, -1) if spec.read == "before" else slice(1, None)
@@ -133,13 +133,13 @@ def _tile(spec, piece, matmul, q, k, v, co, lr, retain, W, S, A):
     return y, W_end, _momentum_end(matmul, co, S, uses)
 
 
-def moves_inside(spec: MemorySpec, piece: Piece) -> bool:
-    """Whether the anchor moves inside a tile of the piece."""
-    return spec.anchor == "token" or piece.subchunks > 1
+def moves_inside(spec: MemorySpec, chunks: ChunkRun) -> bool:
+    """Whether the anchor moves inside a tile of the run."""
+    return spec.anchor == "token" or chunks.subchunks > 1
 
 
 def _outer(matmul, weight: Tensor, use: list[tuple[Tensor, Tensor]]) -> Tensor | float:
-    """Weighted sum of the gradients of one map, over entries and uses. weight: (G, E, 1)."""
+    """Weighted sum of the gradients of one map, over window_tokens and uses. weight: (G, E, 1)."""
     return sum((matmul((weight * a).mT, d) for a, d in use), 0.0)
 
 
@@ -148,13 +148,13 @@ def _momentum_end(matmul, co: Coefficients, S: list[Tensor], uses: Uses) -> list
     return [m * s - _outer(matmul, n, use) for s, use in zip(S, uses)]
 
 
-def _committed_tile(spec, piece, matmul, q, co, lr, W, S, uses):
+def _committed_tile(spec, chunks, matmul, q, co, lr, W, S, uses):
     """One commit interval, or a part of one that ends before its commit. S is summed in full precision: Newton–Schulz lifts the
     smallest directions of S to the size of all others, rounding errors included."""
     moved = _momentum_end(torch.bmm, co, S or [torch.zeros_like(w) for w in W], uses)
     beta = co.beta.unsqueeze(-1)  # G L+1 1
     W_end = [beta[:, -1:] * w for w in W]
-    if piece.commit:
+    if chunks.commit:
         along = moved
         if spec.nesterov:
             along = _momentum_end(torch.bmm, co._replace(n=co.C, m=co.f), S, uses)
@@ -162,7 +162,7 @@ def _committed_tile(spec, piece, matmul, q, co, lr, W, S, uses):
     y = None
     if q is not None and spec.read == "before":
         y = _read(spec, matmul, q, W, beta[:, :-1])
-    elif q is not None and piece.commit:
+    elif q is not None and chunks.commit:
         y = _read(spec, matmul, q[:, -1:], W_end, beta[:, :1])
         if q.shape[1] > 1:
             y = torch.cat([_read(spec, matmul, q[:, :-1], W, beta[:, 1:-1]), y], 1)
@@ -175,16 +175,16 @@ def _read(spec: MemorySpec, matmul, q: Tensor, W: list[Tensor], beta: Tensor) ->
     return spec.network.forward(q, lambda i, x: beta * matmul(x, W[i]))
 
 
-def _solve_errors(spec, piece, k, v, co, retain, W, S) -> Tensor:
+def _solve_errors(spec, chunks, k, v, co, retain, W, S) -> Tensor:
     """Errors of a linear memory whose anchor moves inside the tile: one unit-lower-triangular solve.
 
     The anchor of sub-chunk j is the state after its first j * stride tokens, row s of the coefficients, so the errors
-    e = k A - v of its entries hang on those of earlier sub-chunks alone.
+    e = k A - v of its window_tokens hang on those of earlier sub-chunks alone.
     """
     if not spec.loss.uses_output:
         return spec.loss.error(None, v)
     E = k.shape[1]
-    row = (torch.arange(E, device=k.device) // (E // piece.subchunks)) * piece.stride
+    row = (torch.arange(E, device=k.device) // (E // chunks.subchunks)) * chunks.stride
     C, beta, f = co.C[:, row], co.beta[:, row, None], co.f[:, row, None]
     known = beta * (k @ W)
     if S is not None:

@@ -2,7 +2,7 @@
 
 The gradient of a map is the sum of inputsᵀ errors over its uses. Chains have them in closed form; any other structure is
 differentiated by autograd.
-G = batch x heads, E entries, D lifted key dim, V value dim.
+G = batch x heads, E window_tokens, D lifted key dim, V value dim.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def chain_errors(spec: MemorySpec, k: Tensor, v: Tensor, A: list[Tensor], matmul
     chain = spec.network.chain
     assert chain is not None
     inputs, pulls = [k], []
-    for group, joint in zip(chain.groups, chain.joints):
-        u, pull = JOINTS[joint]([matmul(inputs[-1], A[i]) for i in group])
+    for group, activation in zip(chain.groups, chain.activations):
+        u, pull = ACTIVATIONS[activation]([matmul(inputs[-1], A[i]) for i in group])
         inputs.append(u)
         pulls.append(pull)
     (last,) = group = chain.groups[-1]
@@ -82,7 +82,7 @@ def _geglu(z: list[Tensor]) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
     return g * r, lambda back: [*pull(back * r), back * g]
 
 
-JOINTS = {"gelu": _gelu, "geglu": _geglu}
+ACTIVATIONS = {"gelu": _gelu, "geglu": _geglu}
 
 
 def autograd_errors(spec: MemorySpec, k: Tensor, v: Tensor, A: list[Tensor]) -> Uses:

@@ -4,7 +4,7 @@ The first fast map is a list of pairs (`pairs`). The pushes (minus the errors) t
 end; what momentum and decay make of them is one number per push, its share in W, in S and in the anchor. Deeper maps are
 matrices, read in dual form (docs/theory.md, sections 4 and 8.4).
 
-G = batch x heads, N tiles, L tokens and E entries of a tile, n pairs, K key dim, P outputs of the first map, V value dim.
+G = batch x heads, N tiles, L tokens and E window_tokens of a tile, n pairs, K key dim, P outputs of the first map, V value dim.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import Tensor
 from ...memory.kv_memory import kernel_values, logits, normalized, top_logit
 from ...memory.spec import MemorySpec
 from ...nn.checkpoint import recomputed
-from .chunking import Piece, cut, from_tiles, to_entries, to_tiles
+from .chunking import ChunkRun, cut, from_tiles, to_tiles, to_window_tokens
 from .coefficients import Coefficients, gd_coefficients, window_matrix
-from .inner_grads import JOINTS
+from .inner_grads import ACTIVATIONS
 
 
 class Shares(NamedTuple):
@@ -41,7 +41,7 @@ class Old(NamedTuple):
     anchor: Tensor
 
 
-def run_grid(tokens, room: int, W: list[Tensor], S: list[Tensor], A: list[Tensor], spec: MemorySpec):
+def run_grid(tokens, tokens_to_boundary: int, W: list[Tensor], S: list[Tensor], A: list[Tensor], spec: MemorySpec):
     """As `scan.run_grid`; the first of the maps is the list, (B, H, N, P)."""
     B, T, _ = tokens.gates.lr.shape
     dtype, opened = tokens.raw_key.dtype, tokens.pairs
@@ -56,8 +56,8 @@ def run_grid(tokens, room: int, W: list[Tensor], S: list[Tensor], A: list[Tensor
     key = opened.key.transpose(1, 2).flatten(0, 1)
     old = Old(begun(key), begun(W[0]), begun(S[0]) if S else None, begun(A[0]))
     run = _Run(spec, old, offset, W[1:], S[1:], A[1:], momentum=bool(S))
-    outputs = [run.piece(piece, tokens, value) for piece in cut(T, room, spec)]
-    on_grid = not spec.on_grid or (T - room) % spec.chunk_size == 0
+    outputs = [run.run(chunks, tokens, value) for chunks in cut(T, tokens_to_boundary, spec)]
+    on_grid = not spec.depends_on_chunking or (T - tokens_to_boundary) % spec.chunk_size == 0
     if on_grid:
         run.move_anchor()
     places = torch.tensor([opened.place + start + e for start, E in run.placed for e in range(E)], device=key.device)
@@ -65,7 +65,7 @@ def run_grid(tokens, room: int, W: list[Tensor], S: list[Tensor], A: list[Tensor
     y = None
     if tokens.query is not None:
         y = torch.cat([from_tiles(x, B) for x in outputs if x is not None], 1)
-        y = y + tokens.query if spec.residual else y
+        y = y + tokens.query if spec.has_residual else y
 
     def unflatten(xs: list[Tensor]) -> list[Tensor]:
         return [x.reshape(shape) for x, shape in zip(xs, shapes)]
@@ -90,25 +90,25 @@ class _Run:
     def move_anchor(self) -> None:
         self.A, self.share = self.W, self.share._replace(anchor=self.share.weight)
 
-    def piece(self, piece: Piece, tokens, value: Tensor) -> Tensor | None:
-        """Write and read the tokens of a piece: y (N, G, L, V)."""
+    def run(self, chunks: ChunkRun, tokens, value: Tensor) -> Tensor | None:
+        """Write and read the tokens of a run: y (N, G, L, V)."""
         c, gates = self.spec.window, tokens.gates
-        tiled = gates.map(lambda x: to_tiles(x, piece))
+        tiled = gates.map(lambda x: to_tiles(x, chunks))
         valid = None
         if tokens.valid is not None:
-            valid = to_tiles(tokens.valid.unsqueeze(-1).expand(gates.lr.shape).to(value.dtype), piece)
-        window = window_matrix(to_entries(tokens.gate, piece, c), tiled.lag, piece.stride, c)
+            valid = to_tiles(tokens.valid.unsqueeze(-1).expand(gates.lr.shape).to(value.dtype), chunks)
+        window = window_matrix(to_window_tokens(tokens.gate, chunks, c), tiled.lag, chunks.stride, c)
         coefficients = gd_coefficients(tiled.lr, tiled.momentum, tiled.retain, valid, window)
-        keys, values = to_entries(tokens.lifted_key, piece, c), to_entries(value, piece, c)
-        queries = None if tokens.lifted_query is None else to_tiles(tokens.lifted_query, piece).unbind(0)
+        keys, values = to_window_tokens(tokens.lifted_key, chunks, c), to_window_tokens(value, chunks, c)
+        queries = None if tokens.lifted_query is None else to_tiles(tokens.lifted_query, chunks).unbind(0)
         per_tile = zip(keys.unbind(0), values.unbind(0), *(x.unbind(0) for x in coefficients))
         outputs = []
         for i, (k, v, *co) in enumerate(per_tile):
-            if piece.fresh and i % piece.period == 0:
+            if chunks.fresh and i % chunks.period == 0:
                 self.move_anchor()
             q = None if queries is None else queries[i]
             outputs.append(self.tile(q, k, v, Coefficients(*co)))
-            self.placed.append((piece.start + i * piece.length, k.shape[1]))
+            self.placed.append((chunks.start + i * chunks.length, k.shape[1]))
         return None if queries is None else torch.stack(outputs)
 
     def tile(self, q: Tensor | None, k: Tensor, v: Tensor, co: Coefficients):
@@ -155,13 +155,13 @@ def _mix(old: Old, share: Tensor) -> Tensor:
 
 
 def _tile(spec: MemorySpec, maps: int, momenta: int, q, k, v, offset, *tensors):
-    """One tile: pushes of its entries, reads of its tokens, matrices at its end. Returns y, pushes, W, S."""
+    """One tile: pushes of its window_tokens, reads of its tokens, matrices at its end. Returns y, pushes, W, S."""
     co, share, old = Coefficients(*tensors[:5]), Shares(*tensors[5:8]), Old(*tensors[8:12])
     matrices, blocks = tensors[12 : 12 + 2 * maps + momenta], tensors[12 + 2 * maps + momenta :]
     W, S, A = matrices[:maps], matrices[maps : maps + momenta], matrices[maps + momenta :]
     keys = torch.cat(blocks[::2], 1) if blocks else None
     pushes = torch.cat(blocks[1::2], 1) if blocks else None
-    if spec.on_grid:
+    if spec.depends_on_chunking:
         z = k.new_zeros(*k.shape[:2], spec.pair_dim)
         if old.key.shape[1]:
             z = z + logits(k, old.key, offset).exp() @ _mix(old, share.anchor)
@@ -230,7 +230,7 @@ def kv_errors(spec: MemorySpec, z: Tensor, v: Tensor, A) -> tuple[Tensor, list[t
     """Errors (G, E, P) at the outputs z of the first map, and for each matrix its inputs and errors."""
     inputs, pulls, x = [], [], z
     for a in A:
-        u, pull = JOINTS["gelu"]([x])
+        u, pull = ACTIVATIONS["gelu"]([x])
         inputs.append(u)
         pulls.append(pull)
         x = u @ a

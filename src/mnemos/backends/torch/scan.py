@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ...memory.spec import Gates, MemorySpec
-from ...memory.state import MemoryState, common_phase
+from ...memory.state import MemoryState, common_chunk_offset
 from . import kv_scan
-from .chunking import Piece, cut, from_tiles, to_entries, to_tiles
+from .chunking import ChunkRun, cut, from_tiles, to_tiles, to_window_tokens
 from .coefficients import committed_coefficients, gd_coefficients, window_matrix
 from .engine import Engine
 from .tokens import Tokens, close_pairs, open_pairs, prepare
@@ -28,14 +28,14 @@ def scan(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, 
 
 
 def _scan(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask, cu_seqlens, engine: Engine):
-    grid_matters = spec.on_grid and spec.chunk_size > 1
-    if cu_seqlens is not None or mask is not None or (state.phase is None and grid_matters):
+    grid_matters = spec.depends_on_chunking and spec.chunk_size > 1
+    if cu_seqlens is not None or mask is not None or (state.chunk_offset is None and grid_matters):
         return scan_varlen(run_grid, q, k, v, gates, state, spec, features, mask, cu_seqlens, engine)
     tokens = prepare(q, k, v, gates, state, spec, features, engine)
-    phase = state.phase or 0
-    room = -phase % spec.chunk_size
+    chunk_offset = state.chunk_offset or 0
+    tokens_to_boundary = -chunk_offset % spec.chunk_size
     tokens, maps = open_pairs(tokens, state, features)
-    y, *maps = run_grid(tokens, room, *maps, spec)
+    y, *maps = run_grid(tokens, tokens_to_boundary, *maps, spec)
     T, c = k.shape[1], spec.window
     (W, S, A), pairs = close_pairs(maps, tokens, state, 0, T + (0 if state.pairs is None else state.pairs.length))
     position = state.position + T
@@ -48,33 +48,37 @@ def _scan(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features,
         window_value=_tail(tokens.raw_value, c - 1),
         window_gate=_tail(tokens.gate, c - 1),
         position=position,
-        phase=common_phase(position, spec) if state.phase is None else (state.phase + T) % spec.chunk_size,
+        chunk_offset=common_chunk_offset(position, spec)
+        if state.chunk_offset is None
+        else (state.chunk_offset + T) % spec.chunk_size,
         pairs=pairs,
     )
     return (y if y is None else y.to(v.dtype)), final
 
 
-def run_grid(tokens: Tokens, room: int, W: list[Tensor], S: list[Tensor], A: list[Tensor], spec: MemorySpec):
-    """Tokens from a known place on the chunk grid: the first `room` of them at the anchor A. Returns y, W, S, A."""
+def run_grid(
+    tokens: Tokens, tokens_to_boundary: int, W: list[Tensor], S: list[Tensor], A: list[Tensor], spec: MemorySpec
+):
+    """Tokens from a known place on the chunk grid: the first `tokens_to_boundary` of them at the anchor A. Returns y, W, S, A."""
     if tokens.pairs is not None:
-        return kv_scan.run_grid(tokens, room, W, S, A, spec)
+        return kv_scan.run_grid(tokens, tokens_to_boundary, W, S, A, spec)
     B, n, _ = tokens.gates.lr.shape
     dtype, shapes = tokens.raw_key.dtype, [w.shape for w in W]
     W, S, A = ([x.to(dtype).flatten(0, 1) for x in xs] for xs in (W, S, A))
     value = spec.target(tokens.raw_value, tokens.raw_key)
     outputs = []
-    for piece in cut(n, room, spec, together=tokens.engine.joins_chunks):
-        if piece.fresh:
+    for chunks in cut(n, tokens_to_boundary, spec, together=tokens.engine.joins_chunks):
+        if chunks.fresh:
             A = W
-        y, W, S = _run_piece(piece, tokens, value, W, S, A, spec)
+        y, W, S = _run_chunks(chunks, tokens, value, W, S, A, spec)
         outputs.append(y)
-    ends_on_grid = spec.anchor == "token" or (n - room) % spec.chunk_size == 0
+    ends_on_grid = spec.anchor == "token" or (n - tokens_to_boundary) % spec.chunk_size == 0
     if ends_on_grid:
         A = W
     y = None
     if tokens.query is not None:
         y = torch.cat([from_tiles(x, B) for x in outputs], 1) if len(outputs) > 1 else from_tiles(outputs[0], B)
-        if spec.residual:
+        if spec.has_residual:
             y = y + tokens.query
 
     def unflatten(xs: list[Tensor]) -> list[Tensor]:
@@ -84,13 +88,13 @@ def run_grid(tokens: Tokens, room: int, W: list[Tensor], S: list[Tensor], A: lis
     return y, final, unflatten(S), final if ends_on_grid else unflatten(A)
 
 
-def _run_piece(piece: Piece, tokens: Tokens, value: Tensor, W, S, A, spec: MemorySpec):
+def _run_chunks(chunks: ChunkRun, tokens: Tokens, value: Tensor, W, S, A, spec: MemorySpec):
     c, gates = spec.window, tokens.gates
-    tiled = gates.map(lambda x: to_tiles(x, piece))
+    tiled = gates.map(lambda x: to_tiles(x, chunks))
     valid = None
     if tokens.valid is not None:
-        valid = to_tiles(tokens.valid.unsqueeze(-1).expand(gates.lr.shape).to(value.dtype), piece)
-    window = window_matrix(to_entries(tokens.gate, piece, c), tiled.lag, piece.stride, c)
+        valid = to_tiles(tokens.valid.unsqueeze(-1).expand(gates.lr.shape).to(value.dtype), chunks)
+    window = window_matrix(to_window_tokens(tokens.gate, chunks, c), tiled.lag, chunks.stride, c)
     if not spec.update_rule.commits:
         coefficients = gd_coefficients(
             tiled.lr, tiled.momentum, tiled.retain, valid, window, tokens.engine.decay_products
@@ -103,10 +107,10 @@ def _run_piece(piece: Piece, tokens: Tokens, value: Tensor, W, S, A, spec: Memor
         coefficients = committed_coefficients(
             tiled.momentum, tiled.retain, ones, window, tokens.engine.decay_products, spec.nesterov
         )
-    q = None if tokens.lifted_query is None else to_tiles(tokens.lifted_query, piece)
-    k = to_entries(tokens.lifted_key, piece, c)
-    v = to_entries(value, piece, c)
-    return tokens.engine.run(spec, piece, q, k, v, coefficients, tiled.lr, tiled.retain, W, S, A)
+    q = None if tokens.lifted_query is None else to_tiles(tokens.lifted_query, chunks)
+    k = to_window_tokens(tokens.lifted_key, chunks, c)
+    v = to_window_tokens(value, chunks, c)
+    return tokens.engine.run(spec, chunks, q, k, v, coefficients, tiled.lr, tiled.retain, W, S, A)
 
 
 def _tail(x: Tensor, n: int) -> Tensor:

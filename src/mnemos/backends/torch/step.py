@@ -1,6 +1,6 @@
 """`step`: one token per row, for decoding. Rows may stand at different positions.
 
-Nothing is copied to the host but for the value checks, and for the phase of rows that do not agree or are masked.
+Nothing is copied to the host but for the value checks, and for the chunk_offset of rows that do not agree or are masked.
 B batch, H heads, G = B x H, c window, F lifted key dim, V value dim.
 """
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...memory.spec import Gates, MemorySpec
-from ...memory.state import MemoryState, common_phase
+from ...memory.state import MemoryState, common_chunk_offset
 from .inner_grads import errors_at_anchor
 
 Write = Callable[..., tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]]
@@ -49,15 +49,15 @@ def _step(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features,
     lifted_q, lifted_k = q, k
     if features is not None:
         lifted_k, lifted_q = features(torch.cat((k, q), 1)).split((k.shape[1], 1), 1)
-    entries, query = (_heads_first(lifted_k), _heads_first(target)), _heads_first(lifted_q)
+    window_tokens, query = (_heads_first(lifted_k), _heads_first(target)), _heads_first(lifted_q)
     weight = None if gate is None else gate.transpose(1, 2).reshape(-1, spec.window, 1)  # G c 1
     lag = gates.lag_weights(spec.window, dtype)
     if lag is not None:
-        lag = lag.flip(-1).reshape(-1, spec.window, 1)  # oldest first, as the entries are
+        lag = lag.flip(-1).reshape(-1, spec.window, 1)  # oldest first, as the window_tokens are
         weight = lag if weight is None else weight * lag
-    y, weights, momentum, anchor = write(query, entries, weight, gates, state, spec, dtype)
+    y, weights, momentum, anchor = write(query, window_tokens, weight, gates, state, spec, dtype)
     y = y.reshape(*q.shape[:3], -1)
-    y = y + q if spec.residual else y
+    y = y + q if spec.has_residual else y
 
     final = after_token(state, weights, momentum, anchor, window, inplace)
     if mask is not None:
@@ -68,8 +68,8 @@ def _step(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features,
 def after_token(state: MemoryState, weights, momentum, anchor, window, inplace: bool) -> MemoryState:
     """The state with these matrices and window buffers, one token later. inplace: an anchor of its own may be written into."""
     position = state.position + 1
-    phase = _next_phase(state, position, state.spec)
-    anchor = _next_anchor(phase, position, weights, anchor, state.spec, inplace)
+    chunk_offset = _next_chunk_offset(state, position, state.spec)
+    anchor = _next_anchor(chunk_offset, position, weights, anchor, state.spec, inplace)
     return MemoryState(
         state.spec,
         weights,
@@ -77,7 +77,7 @@ def after_token(state: MemoryState, weights, momentum, anchor, window, inplace: 
         anchor,
         *window,
         position=position,
-        phase=phase,
+        chunk_offset=chunk_offset,
         conv=state.conv,
         inplace=state.inplace,
         own=inplace,
@@ -88,7 +88,7 @@ def _heads_first(x: Tensor) -> Tensor:  # B c H D -> G c D
     return x.transpose(1, 2).reshape(-1, x.shape[1], x.shape[3])
 
 
-def _write_and_read(query: Tensor, entries, weight: Tensor | None, gates: Gates, state: MemoryState, spec, dtype):
+def _write_and_read(query: Tensor, window_tokens, weight: Tensor | None, gates: Gates, state: MemoryState, spec, dtype):
     """y (G, 1, V), and weights, momentum and anchor after the token; the anchor is the one that was used."""
     shapes = [w.shape for w in state.weights]
 
@@ -111,7 +111,7 @@ def _write_and_read(query: Tensor, entries, weight: Tensor | None, gates: Gates,
     if S and gates.momentum is not None:
         momentum = each(gates.momentum)
         carried = [momentum * s for s in S]
-    uses = errors_at_anchor(spec, *entries, A, recompute=True)
+    uses = errors_at_anchor(spec, *window_tokens, A, recompute=True)
     moved = [_push(s, use, weight, w) for s, use, w in zip(carried, uses, W)]
     if spec.update_rule.commits:
         assert retained is not None
@@ -144,10 +144,10 @@ def _commit(
     state: MemoryState, spec: MemorySpec, retained: list[Tensor], moved: list[Tensor], lr: Tensor
 ) -> list[Tensor]:
     """Muon's weights after the token: decayed, and where the row commits, stepped."""
-    if state.phase is not None and (state.phase + 1) % spec.commit:
+    if state.chunk_offset is not None and (state.chunk_offset + 1) % spec.commit:
         return retained
     rule = spec.update_rule
-    if state.phase is None:
+    if state.chunk_offset is None:
         due = ((state.position + 1) % spec.commit == 0).repeat_interleave(state.heads)  # G
         if not torch.compiler.is_compiling():  # of rows at different places few commit at the same token
             rows = due.nonzero().squeeze(1)
@@ -159,19 +159,19 @@ def _commit(
     return [w + lr * rule.step(s, spec) for w, s in zip(retained, moved)]
 
 
-def _next_phase(state: MemoryState, position: Tensor, spec: MemorySpec) -> int | None:
-    if state.phase is None:
-        return common_phase(position, spec)
-    return (state.phase + 1) % spec.chunk_size
+def _next_chunk_offset(state: MemoryState, position: Tensor, spec: MemorySpec) -> int | None:
+    if state.chunk_offset is None:
+        return common_chunk_offset(position, spec)
+    return (state.chunk_offset + 1) % spec.chunk_size
 
 
 def _next_anchor(
-    phase: int | None, position: Tensor, W: list[Tensor], A: list[Tensor], spec: MemorySpec, inplace: bool
+    chunk_offset: int | None, position: Tensor, W: list[Tensor], A: list[Tensor], spec: MemorySpec, inplace: bool
 ) -> list[Tensor]:
     """The anchor after the token: the new weights where a chunk has just ended."""
-    if spec.anchor == "token" or phase == 0:
+    if spec.anchor == "token" or chunk_offset == 0:
         return list(W)
-    if phase is not None:
+    if chunk_offset is not None:
         return A
     if inplace:
         for row, t in enumerate(position.tolist()):
@@ -193,18 +193,18 @@ def _skip_rows(y: Tensor, new: MemoryState, old: MemoryState, keep: Tensor) -> t
         return [choose(x, z) for x, z in zip(a, b)]
 
     position = choose(new.position, old.position)
-    phase = common_phase(position, new.spec)
+    chunk_offset = common_chunk_offset(position, new.spec)
     weights = all_of(new.weights, old.weights)
     final = MemoryState(
         spec=new.spec,
         weights=weights,
         momentum=all_of(new.momentum, old.momentum),
-        anchor=list(weights) if new.spec.anchor == "token" or phase == 0 else all_of(new.anchor, old.anchor),
+        anchor=list(weights) if new.spec.anchor == "token" or chunk_offset == 0 else all_of(new.anchor, old.anchor),
         window_key=choose(new.window_key, old.window_key),
         window_value=choose(new.window_value, old.window_value),
         window_gate=choose(new.window_gate, old.window_gate),
         position=position,
-        phase=phase,
+        chunk_offset=chunk_offset,
         conv=old.conv,
     )
     return choose(y, torch.zeros_like(y)), final

@@ -57,16 +57,16 @@ class Tokens:
         def tokens(x: Tensor | None) -> Tensor | None:
             return None if x is None else x[:, start:stop]
 
-        def entries(x: Tensor) -> Tensor:
+        def window_tokens(x: Tensor) -> Tensor:
             return x[:, start : stop + c - 1]
 
         return Tokens(
             tokens(self.query),
             tokens(self.lifted_query),
-            entries(self.raw_key),
-            entries(self.raw_value),
-            entries(self.lifted_key),
-            entries(self.gate),
+            window_tokens(self.raw_key),
+            window_tokens(self.raw_value),
+            window_tokens(self.lifted_key),
+            window_tokens(self.gate),
             self.gates.map(lambda x: x[:, start:stop]),
             self.engine,
             tokens(self.valid),
@@ -111,12 +111,12 @@ def open_pairs(tokens: Tokens, state: MemoryState, features) -> tuple[Tokens, li
     keys, old = tokens.lifted_key, pairs.length
     opened = Opened(torch.cat([pairs.key.to(keys.dtype), keys], 1), old, old, getattr(features, "offset", None))
 
-    def room(share: Tensor) -> Tensor:
+    def widened(share: Tensor) -> Tensor:
         return F.pad(share.to(keys.dtype), (0, 0, 0, 0, 0, keys.shape[1])).transpose(1, 2)
 
-    weight = room(pairs.weight)
-    anchor = weight if pairs.anchor is pairs.weight else room(pairs.anchor)
-    momentum = [] if pairs.momentum is None else [room(pairs.momentum)]
+    weight = widened(pairs.weight)
+    anchor = weight if pairs.anchor is pairs.weight else widened(pairs.anchor)
+    momentum = [] if pairs.momentum is None else [widened(pairs.momentum)]
     maps = [[weight, *state.weights], [*momentum, *state.momentum], [anchor, *state.anchor]]
     return dataclasses.replace(tokens, pairs=opened), maps
 

@@ -1,4 +1,4 @@
-"""A scan that also records a `Trace`, cut into pieces at the ends of chunks.
+"""A scan that also records a `Trace`, cut into runs at the ends of chunks.
 
 Shapes: B batch, T time, H heads.
 """
@@ -30,12 +30,12 @@ def traced_scan(
     mask: Tensor | None,
     position: Tensor,
 ) -> tuple[Tensor, MemoryState, Trace]:
-    """`scan`, piece by piece, each up to the next place where some row's anchor moves, or shorter. position: (B, T) of every token."""
+    """`scan`, run by run, each up to the next place where some row's anchor moves, or shorter. position: (B, T) of every token."""
     T = k.shape[1]
     ended = (position + 1) % spec.chunk_size == 0
     ended = ended if mask is None else ended & mask
     ends = sorted({*(ended.any(0).nonzero().squeeze(-1) + 1).tolist(), T})
-    cuts = sorted({*ends, *range(TILE, T, TILE)}) if spec.on_grid else range(1, T + 1)
+    cuts = sorted({*ends, *range(TILE, T, TILE)}) if spec.depends_on_chunking else range(1, T + 1)
     outputs, surprises, updates, norms, start = [], [], [], [], 0
     for stop in cuts:
         part = slice(start, stop)
@@ -49,7 +49,7 @@ def traced_scan(
             norms.append(_norms(state, features))
         start = stop
     surprise = torch.cat(surprises, 1)
-    gradient_norm, momentum_norm = (torch.cat(pieces, 1) for pieces in zip(*updates))
+    gradient_norm, momentum_norm = (torch.cat(runs, 1) for runs in zip(*updates))
     one, zero = torch.ones_like(gates.lr), torch.zeros_like(gates.lr)
     trace = Trace(
         surprise=surprise if mask is None else surprise.masked_fill(~mask.unsqueeze(-1), 0.0),

@@ -3,7 +3,7 @@
 Neither matrix is built. With one entry e per gradient, of input a_e and error d_e, and K[e,e'] = Σ_maps (a_e·a_e') (d_e·d_e'):
     ‖Σ_e w_e a_eᵀ d_e‖² = wᵀ K w                        ‖m S - Σ_e n_e a_eᵀ d_e‖² = m² ‖S‖² - 2 m Σ_e n_e (a_e S d_eᵀ) + nᵀ K n
 
-B batch, T time, H heads, G = B x H, L tokens, E = c-1+L entries, c window.
+B batch, T time, H heads, G = B x H, L tokens, E = c-1+L window_tokens, c window.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _list_errors(key: Tensor, value: Tensor, anchor: list[Tensor], state: Memory
     assert state.pairs is not None
     offset = _offset(features, key, state.batch)
     kernel = logits(key, key, offset).exp()
-    if not spec.on_grid:
+    if not spec.depends_on_chunking:
         return spec.loss.error(None, value), [], kernel
     keys, weight = _heads_first(state.pairs.key, key), _heads_first(state.pairs.anchor, key)
     z = logits(key, keys, offset).exp() @ weight

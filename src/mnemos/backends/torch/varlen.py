@@ -73,7 +73,7 @@ def _run_rows(
     if longest == 0:
         return (None if q is None else v.new_zeros(0, *v.shape[1:])), state
     positions = state.position.tolist()
-    offsets = [p % b if spec.on_grid else 0 for p in positions]
+    offsets = [p % b if spec.depends_on_chunking else 0 for p in positions]
     slots = max(o + n for o, n in zip(offsets, counts))
 
     index = torch.zeros(len(rows), longest, dtype=torch.int64)
@@ -148,7 +148,7 @@ def _run_rows(
         y = torch.cat([y[r, offsets[r] : ends[r]] for r in range(len(rows))])
     last = count + torch.arange(c - 1, device=device)  # R c-1, where each row's window begins
     each = torch.arange(len(rows), device=device).unsqueeze(-1)
-    phases = {(p + n) % b for p, n in zip(positions, counts)}
+    chunk_offsets = {(p + n) % b for p, n in zip(positions, counts)}
     final = dataclasses.replace(
         state,
         weights=W,
@@ -158,7 +158,7 @@ def _run_rows(
         window_value=compact.raw_value[each, last],
         window_gate=compact.gate[each, last],
         position=state.position + count.squeeze(-1),
-        phase=phases.pop() if len(phases) == 1 else None,
+        chunk_offset=chunk_offsets.pop() if len(chunk_offsets) == 1 else None,
         pairs=pairs,
     )
     return y, final
@@ -184,18 +184,18 @@ def _skip(tokens):
 def _run_segments(run_grid, tokens, W, S, A, spec: MemorySpec, offsets, counts, slots: int):
     """Run all slots, stopping where a row ends inside a chunk: that chunk's start is the row's anchor."""
     b = spec.chunk_size
-    if not spec.on_grid:
+    if not spec.depends_on_chunking:
         return run_grid(tokens, 0, W, S, A, spec)
     ends = [o + n for o, n in zip(offsets, counts)]
     starts = [end // b * b if end % b else None for end in ends]  # where the chunk a row ends in begins
     cuts = sorted({s for s in starts if s})
     anchor, outputs, begin = A, [], 0
-    room = b if any(offsets) else 0
+    tokens_to_boundary = b if any(offsets) else 0
     for stop in [*cuts, slots]:
         if stop > begin:
-            y, W, S, A = run_grid(tokens.part(begin, stop, spec.window), room, W, S, A, spec)
+            y, W, S, A = run_grid(tokens.part(begin, stop, spec.window), tokens_to_boundary, W, S, A, spec)
             outputs.append(y)
-            room = 0
+            tokens_to_boundary = 0
         if stop in cuts:
             anchor = _rows_where([s == stop for s in starts], W, anchor)
         begin = stop

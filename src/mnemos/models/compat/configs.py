@@ -257,7 +257,7 @@ class AtlasConfig(ForeignConfig):
         memory |= _hidden_width("memory_hidden_size", self.memory_hidden_size, self.width, memory)
         memory |= self._features()
         if self.learning_rate_inner is not None:
-            ceiling = NeuralMemoryConfig(self.width, **memory).lr_ceiling
+            ceiling = NeuralMemoryConfig(self.width, **memory).effective_max_lr
             if not 0 < self.learning_rate_inner < ceiling:
                 raise ValueError(
                     f"learning_rate_inner={self.learning_rate_inner!r} must lie between 0 and {ceiling:g}, the largest stable rate "

@@ -242,7 +242,7 @@ class AtlasMemoryUpdate(nn.Module):
     def __init__(self, config: AtlasConfig):
         super().__init__()
         choices = config.translated().memory_config
-        self.rule, self.lr, self.momentum = choices.rule, choices.lr_start, choices.momentum_start
+        self.rule, self.lr, self.momentum = choices.rule, choices.initial_lr, choices.initial_momentum
         self.steps, self.coefficients = choices.ns_steps, NS_COEFFICIENTS[choices.ns_coefficients]
         self.has_momentum, self.nesterov = choices.momentum, getattr(choices, "nesterov", False)
 

@@ -38,7 +38,7 @@ MEMORY = {
     "init_decay_bias": Unsupported("give retain_init, one minus the initial decay", (None,)),
     "accept_weight_residual": Unsupported("a memory does not read the weights of another layer", (False,)),
     "gated_transition": Unsupported("chunks continue from each other without a gate", (False,)),
-    "mem_model_norm_add_residual": Unsupported("give skip=True for a residual around the memory network"),
+    "mem_model_norm_add_residual": Unsupported("give residual=True for a residual around the memory network"),
     "default_model_kwargs": Unsupported("give depth and expansion"),
     "activation": Unsupported("memory networks use GELU", (None, "gelu")),
     "learnable_lr": Unsupported("the learning rate is always a function of the token", (True,)),

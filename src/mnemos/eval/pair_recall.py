@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..data.tasks.needle import draw
-from .lm import LanguageModel, Past
+from .model_adapter import LanguageModel, Past
 from .recall import Progress
 
 FACT = "The code of {key} is {value}. "

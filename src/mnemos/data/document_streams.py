@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .order import mix, permute
 from .packing import CHUNK, Row, Span
+from .shuffle import mix, permute
 from .splits import Documents
 
 

@@ -229,7 +229,7 @@ class LanguageModel:
 
 def can_stack(state: Any) -> bool:
     """Whether rows of it can be joined with others that stand elsewhere, in memory that does not grow with what was read."""
-    return hasattr(state, "stack") and not getattr(state, "grows", True)
+    return hasattr(state, "stack") and not getattr(state, "is_kv_cache", True)
 
 
 def fork(state: Any, copies: int) -> Any:

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from ..whole import remove_parts
+from ..atomic_io import remove_parts
 from .batches import Assembler, Batches, FixedBatches, Mixture, fixed_rows, lane_rows
 from .bpe import sample_texts, train_bpe
 from .build import build
 from .config import DataConfig
 from .display import building, training_tokenizer
+from .document_streams import Lanes
 from .files import cache_folder
-from .lanes import Lanes
-from .order import mix
 from .packing import Packed, Stream
 from .readers import Rules
 from .report import Report
 from .shards import Store
+from .shuffle import mix
 from .sources import Source, resolve
 from .splits import SPLITS, Documents, split
 from .tokenizer import Tokenizer, open_tokenizer
