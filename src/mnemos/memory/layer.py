@@ -21,9 +21,9 @@ from ..nn.linear import Linear
 from ..nn.modules import is_unmodified
 from ..nn.norm import RMSNorm, rms_norm
 from .blame import blame
-from .config import NeuralMemoryConfig, check_fields
+from .config import GATINGS, NeuralMemoryConfig, check_fields
 from .features import Exp, make_features
-from .gating import Gating, momentum_since_commit
+from .gating import momentum_since_commit
 from .projection import activate, project_heads
 from .scan import read, scan, step
 from .spec import Gates, MemorySpec
@@ -85,7 +85,7 @@ class NeuralMemory(nn.Module):
         self.splits = [H * self.spec.key_dim, H * self.spec.key_dim, H * self.spec.value_dim]
         self.qkv = Linear(config.dim, sum(self.splits), bias=False)
         self.conv = CausalConv1d(sum(self.splits), config.conv_width) if config.conv_width else None
-        self.gating = Gating(config)
+        self.gating = GATINGS[config.gating](config)
         self.features = make_features(self.spec, H)
         if self.spec.is_kv_cache and config.qk_norm != "l2":
             self.features = Exp(self.spec.key_dim, H, key_norm=self.spec.key_dim**0.5)
@@ -260,7 +260,7 @@ class NeuralMemory(nn.Module):
 
     def _gates(self, x, state: MemoryState, mask, cu_seqlens) -> Gates:
         gates = self.gating(x)
-        if self.spec.update_rule.commits and not self.config.momentum:
+        if self.spec.commits and self.spec.update_rule.momentum_gate and not self.config.momentum:
             position = _positions(x, state, mask, cu_seqlens)
             gates.momentum = momentum_since_commit(position, self.spec.commit, gates.lr)
         return gates
