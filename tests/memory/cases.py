@@ -249,4 +249,31 @@ def grid() -> list[Case]:
             momentum=False,
         )
         cases.append(Case(spec, ("retain", "gate")))
+    return [*cases, *miras()]
+
+
+def miras() -> list[Case]:
+    """Losses and retentions of Miras: each loss under both families, each retention with windows, chunks and commits that differ."""
+    base = {"key_dim": 4, "value_dim": 4, "expansion": 2, "chunk_size": 8}
+    every = ("momentum", "retain", "gate", "lag")
+    cases = []
+    for loss in ("huber", "huber_norm(delta=0.5)", "huber_switch"):
+        cases.append(Case(MemorySpec(**base, objective=loss, window=3), (*every, "threshold")))
+        cases.append(Case(MemorySpec(**base, objective=loss, structure="test_composed"), ("retain", "threshold")))
+        cases.append(Case(MemorySpec(**base | {"chunk_size": 4}, objective=loss, rule="muon", commit_every=2), every))
+    for p in (1.5, 3):
+        cases.append(Case(MemorySpec(**base, objective=f"lp(p={p})", window=3), every))
+        cases.append(Case(MemorySpec(**base, objective=f"lp(p={p})", structure="linear", read="before"), every))
+    for retention in ("lq(q=4)", "lq(q=3)", "kl"):
+        for options in (
+            {"chunk_size": 1},
+            {"commit_every": 2, "window": 3},
+            {"structure": "linear", "objective": "dot", "read": "before"},
+            {"structure": "gated_mlp", "commit_every": 4, "objective": "huber"},
+            {"structure": "test_composed", "commit_every": 1, "window": 11, "chunk_size": 4},
+            {"features": "monomials", "objective": "lp(p=3)"},
+        ):
+            gates = ("retain", "gate", "lag", *(("threshold",) if options.get("objective") == "huber" else ()))
+            cases.append(Case(MemorySpec(**base | options, retention=retention), gates))
+        cases.append(Case(MemorySpec(**base, retention=retention), ()))
     return cases

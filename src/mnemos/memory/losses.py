@@ -36,7 +36,7 @@ class InnerLoss:
     of_difference: ClassVar[bool] = False
     has_threshold: ClassVar[bool] = False
     initial_threshold: float = 1.0  # of `Gates.threshold` if it is None, and of the layer's gate before training
-    description: ClassVar[str] = ""  # for tables of presets
+    description: str = ""  # for tables of presets
 
     @property
     def solvable(self) -> bool:

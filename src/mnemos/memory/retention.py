@@ -24,7 +24,7 @@ class Retention:
 
     name: ClassVar[str]
     is_linear: ClassVar[bool] = True
-    description: ClassVar[str] = ""  # for tables of presets
+    description: str = ""  # for tables of presets
 
 
 class TransformedRetention(Retention):
