@@ -32,12 +32,12 @@ def reference_scan(
             for start, stop in zip(ends, ends[1:])
         ]
 
-    sources = [q, k, v, *vars(gates).values(), *state._tensors().values(), *getattr(features, "parameters", list)()]
+    sources = [q, k, v, *vars(gates).values(), *state.tensors().values(), *getattr(features, "parameters", list)()]
     tracking = torch.is_grad_enabled() and any(x.requires_grad for x in sources if x is not None)
     outputs: dict[tuple[int, int], Tensor] = {}
     finals: list[MemoryState] = []
     with torch.inference_mode(False), torch.enable_grad():
-        q, k, v, gates, state = _usable(q), _usable(k), _usable(v), _usable_gates(gates), state._map(_usable)
+        q, k, v, gates, state = _usable(q), _usable(k), _usable(v), _usable_gates(gates), state.map(_usable)
         for row, tokens in enumerate(rows):
             memory = _Row(state, row, spec, features, k.dtype)
             for b, t in tokens:
