@@ -312,7 +312,8 @@ def summary(found: dict[str, dict]) -> dict:
 
 
 def spread(ends: tuple[float, float]) -> str:
-    return f"{ends[0]:.3f} to {ends[1]:.3f}"
+    """The interval as text; "–" for a single pair of steps, which has none."""
+    return f"{ends[0]:.3f} to {ends[1]:.3f}" if ends[0] < ends[1] else "–"
 
 
 def report(found: dict[str, dict], total: dict) -> str:
