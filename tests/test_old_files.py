@@ -166,3 +166,13 @@ def test_eval_opens_an_old_run(run):
     rows = json.loads(Path("eval.json").read_text())["suites"]["perplexity"]["rows"]
     found = {row["memory"]: row["perplexity"] for row in rows if row["what"] == "all tokens"}
     assert found == pytest.approx(EXPECTED["perplexity"], rel=TOLERANCE)
+
+
+def test_an_old_name_overrides_the_choice_of_a_preset():
+    """The preset has `residual: True` under its new name: the override is no second field."""
+    from mnemos.models import presets
+
+    with pytest.warns(DeprecationWarning, match="memory_skip is called memory_residual now"):
+        assert presets.config("ttt-mlp", memory_skip=False).memory_config.residual is False
+    with pytest.warns(DeprecationWarning, match="skip is called residual now"):
+        assert presets.config("ttt-mlp", memory={"skip": False}).memory_config.residual is False

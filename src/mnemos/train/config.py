@@ -15,7 +15,7 @@ from ..atomic_io import write_text
 from ..data import DataConfig
 from ..deprecation import renamed_fields
 from ..parsing import parse_yaml
-from .config_io import build, check_choices, plain, whole
+from .config_io import build, check_choices, plain, under_new_names, whole
 
 LEAST = {  # whole numbers, and the least each may be
     "steps": 1,
@@ -344,5 +344,6 @@ def merge(config: TrainConfig, fields: dict[str, Any]) -> TrainConfig:
             return old | {key: over(old.get(key), value) for key, value in new.items()}
         return new
 
+    fields = under_new_names(TrainConfig, fields)
     replaced = {other: None for name, other in LENGTHS.items() if fields.get(name) is not None}
     return TrainConfig.from_dict(over(config.to_dict(), replaced | fields))
