@@ -142,16 +142,19 @@ class States(Target):
         q, k = q / q.norm(dim=-1, keepdim=True), k / k.norm(dim=-1, keepdim=True)
         kept = state.clone()
 
-        def wide() -> list[torch.Tensor]:
-            inputs = (x.double() for x in (q, k, v))
+        def wide(steps: int) -> list[torch.Tensor]:
             lifted = None if features is None else copy.deepcopy(features).double()
-            y, after = scan(*inputs, gates.map(torch.Tensor.double), kept.to(torch.float64), spec, lifted)
+            every, wide_gates = [x.double() for x in (q, k, v)], gates.map(torch.Tensor.double)
+            y, after = scan(*every, wide_gates, kept.to(torch.float64), spec, lifted)
+            for _ in range(steps):
+                first = wide_gates.map(lambda x: x[:, :1])
+                y, after = step(*(x[:, :1] for x in every), first, after, spec, lifted)
             return [y, *kept.tensors().values(), *after.tensors().values()]
 
         y, after = scan(q, k, v, gates, state, spec, features)
         self.step("used")
-        check_finite(y, wide)
+        check_finite(y, partial(wide, 0))
         y, after = step(q[:, :1], k[:, :1], v[:, :1], gates.map(lambda x: x[:, :1]), after, spec, features)
-        check_finite(y, wide)
+        check_finite(y, partial(wide, 1))
         if not torch.equal(after.position, kept.position + 6):
             raise Mismatch(f"position {kept.position.tolist()[:4]} became {after.position.tolist()[:4]} after 6 tokens")

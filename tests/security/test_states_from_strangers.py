@@ -185,3 +185,13 @@ def test_a_cache_of_a_projection_has_one_type_of_numbers(tmp_path):
     cache.save(tmp_path / "cache")
     with pytest.raises(ValueError, match="mixes number types"):
         MnemosCache.load(tmp_path / "cache", model.config)
+
+
+def test_a_size_beyond_int64_is_one_sentence(tmp_path):
+    """Found by the fuzzer: a tensor without elements may claim any other size, and torch raised a TypeError of many lines."""
+    header = json.dumps({"weights.0": {"dtype": "F32", "shape": [0, 2**64 - 1], "data_offsets": [0, 0]}}).encode()
+    path = tmp_path / "state"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ValueError, match="is not a readable memory state") as refused:
+        MemoryState.load(path)
+    assert "\n" not in str(refused.value)

@@ -47,7 +47,7 @@ def read_tensors(
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise
-    except (SafetensorError, OSError, ValueError, RuntimeError) as broken:
+    except (SafetensorError, OSError, ValueError, RuntimeError, TypeError) as broken:  # TypeError: a size beyond int64
         raise ValueError(f"{path} is not a readable {what}: {one_line(broken)}") from None
     check_names(path, tensors)
     if header.get("format") != form:
