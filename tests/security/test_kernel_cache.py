@@ -66,7 +66,7 @@ def refusal() -> str:
 def loads_elsewhere() -> bool:
     """The same in a process of its own, which a bad file could kill."""
     code = "from mnemos.backends.cpu import build; build.library('decay')"
-    environment = os.environ | {"PYTHONPATH": str(Path(build.__file__).parents[2])}
+    environment = os.environ | {"PYTHONPATH": str(Path(build.__file__).parents[3])}
     return subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
 
 
