@@ -168,6 +168,13 @@ class MemorySpec:
             raise ValueError(
                 f"expansion={self.expansion} and value_dim={self.value_dim} make a hidden layer wider than {WIDEST}, the most it may be"
             )
+        for name in (
+            "loss",
+            "update_rule",
+            "chain",
+            "shapes",
+        ):  # torch.compile cannot trace the first use of a cached property
+            getattr(self, name)
 
     def _check_muon(self) -> None:
         """What goes together with nesterov, lr_position and step_size."""

@@ -87,7 +87,8 @@ def unpack(packed: Tensor, chain: Chain, plan: Plan, kinds: int) -> list[Maps]:
         for kind, maps in enumerate(found):
             x = parts[number * plan.matrices + kind]
             w = x.unflatten(1, (a, b)) if a <= b else x.unflatten(1, (b, a)).mT
-            maps += [part.clone(memory_format=torch.contiguous_format) for part in w.chunk(len(group), -1)]
+            split = w.chunk(len(group), -1) if len(group) > 1 else (w,)
+            maps += [part.clone(memory_format=torch.contiguous_format) for part in split]
     return found
 
 
