@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mnemos.backends.cpu.chain import unavailable_reason
+from mnemos.backends.cpu.build import unavailable_reason
 
-NO_KERNEL = unavailable_reason(torch.float32)
+NO_KERNEL = unavailable_reason("chain", "decay")
 needs_kernel = pytest.mark.skipif(NO_KERNEL is not None, reason=f"no compiled kernel: {NO_KERNEL}")
 every_backend = pytest.mark.parametrize("backend", ["torch", pytest.param("cpu", marks=needs_kernel)])
 

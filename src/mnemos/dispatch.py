@@ -2,7 +2,8 @@
 
 A backend is a module under `mnemos.backends` that registers kernels: functions for operations, each with `supports`, which takes
 the arguments of the choice and returns None, or the reason why the kernel cannot compute this call. `find` returns the first kernel
-that supports a call; kernels are never asked while torch compiles. An operation under `@operation` has a plain torch form, computed if no backend supports the call.
+that supports a call. While torch compiles, it considers only kernels that are torch operations or operators registered with torch.
+An operation under `@operation` has a plain torch form, computed if no backend supports the call.
 """
 
 from __future__ import annotations
@@ -23,23 +24,26 @@ Result = TypeVar("Result")
 
 
 class Kernel(NamedTuple):
-    """A backend's implementation of an operation. supports: None, or why it cannot compute a call."""
+    """A backend's implementation of an operation. supports: None, or why it cannot compute a call. compiles: torch can trace both."""
 
     backend: str
     function: Callable[..., Any]
     supports: Callable[..., str | None]
+    compiles: bool
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {}  # the plain torch forms, by name
 _KERNELS: dict[str, list[Kernel]] = {}  # by operation, in the order in which they are asked
 
 
-def kernel(operation: str, backend: str, supports: Callable[..., str | None]) -> Callable[[Function], Function]:
+def kernel(
+    operation: str, backend: str, supports: Callable[..., str | None], compiles: bool = False
+) -> Callable[[Function], Function]:
     """Decorator: register the function as an implementation of `operation` by `backend`, asked after its earlier ones."""
 
     def register(function: Function) -> Function:
         kernels = _KERNELS.setdefault(operation, [])
-        kernels.append(Kernel(backend, function, supports))
+        kernels.append(Kernel(backend, function, supports, compiles))
         kernels.sort(key=lambda one: list(MODULES).index(one.backend))
         return function
 
@@ -62,12 +66,11 @@ def find(operation: str, backend: str, *arguments, **keywords) -> Callable[..., 
     >>> find("rms_norm", "torch", torch.ones(3), None, None) is None
     True
     """
-    if torch.compiler.is_compiling():  # a compiler makes kernels of its own from torch operations
-        plain = [found.function for found in _KERNELS.get(operation, []) if found.backend == "torch"]
-        return plain[0] if plain else None
-    load()
-    for name, function, supports in _KERNELS.get(operation, ()):
-        if backend in ("auto", name) or name == "torch":
+    compiling = torch.compiler.is_compiling()
+    if not compiling:
+        load()
+    for name, function, supports, compiles in _KERNELS.get(operation, ()):
+        if (backend in ("auto", name) or name == "torch") and (compiles or not compiling):
             if supports(*arguments, **keywords) is None:
                 return function
             if backend == name and (reason := unavailable_reason(name)) is not None:
@@ -84,7 +87,7 @@ def reasons(operation: str, *arguments) -> dict[str, str | None]:
     """For each backend that implements the operation: None if it supports the call, else the reason why not."""
     load()
     found: dict[str, str | None] = {}
-    for name, _, supports in _KERNELS.get(operation, ()):
+    for name, _, supports, _ in _KERNELS.get(operation, ()):
         if found.get(name, "") is not None:  # else a kernel of this backend supports it
             found[name] = supports(*arguments)
     return found

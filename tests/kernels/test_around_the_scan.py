@@ -46,7 +46,7 @@ NORMS = {
 @pytest.mark.parametrize("width", [0, 1, 2, 4])
 @pytest.mark.parametrize("length", [1, 2, 3, 50, 301])
 def test_mix_is_convolution_silu_and_norms(length, width, norms):
-    from mnemos.backends.cpu.layer import Mix
+    from mnemos.backends.cpu.layer import mix
 
     torch.manual_seed(0)
     B, H, dims = 2, 3, (5, 5, 7)
@@ -55,18 +55,18 @@ def test_mix_is_convolution_silu_and_norms(length, width, norms):
     weight = torch.randn(width, x.shape[2], dtype=torch.float64, requires_grad=True) if width else None
     inputs = [y for y in (x, tail, weight) if y is not None]
     arguments = x, tail, weight, H, dims, NORMS[norms]
-    equal_with_gradients(Mix.apply(*arguments), mixed_by_hand(*arguments), inputs)
+    equal_with_gradients(mix(*arguments), mixed_by_hand(*arguments), inputs)
 
 
 @pytest.mark.parametrize("kept", [(0,), (1, 2), (3,)])
 def test_mix_with_some_gradients_missing(kept):
-    from mnemos.backends.cpu.layer import Mix
+    from mnemos.backends.cpu.layer import mix
 
     torch.manual_seed(0)
     x, tail = (torch.randn(2, n, 30, dtype=torch.float64, requires_grad=True) for n in (9, 3))
     weight = torch.randn(4, 30, dtype=torch.float64, requires_grad=True)
     arguments = x, tail, weight, 2, (4, 4, 7), NORMS["l2"]
-    found, expected = ([side[i] for i in kept] for side in (Mix.apply(*arguments), mixed_by_hand(*arguments)))
+    found, expected = ([side[i] for i in kept] for side in (mix(*arguments), mixed_by_hand(*arguments)))
     equal_with_gradients(found, expected, [x, tail, weight])
 
 

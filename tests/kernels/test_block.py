@@ -50,8 +50,8 @@ def decode(model, ids, change=None, kernels=True, inplace=True, at=5) -> torch.T
 
 FAMILY = {
     "lmm": ("titans-lmm", {}),
-    "lmm, residual": ("titans-lmm", {"memory_skip": True}),
-    "lmm, start not read": ("titans-lmm", {"memory_skip": True, "memory_read_start": False}),
+    "lmm, residual": ("titans-lmm", {"memory_residual": True}),
+    "lmm, start not read": ("titans-lmm", {"memory_residual": True, "memory_w0_branch": False}),
     "mag": ("titans-mag", {}),
     "mag, additive": ("titans-mag", {"gate_mode": "additive"}),
     "mag, product": ("titans-mag", {"gate_mode": "product"}),

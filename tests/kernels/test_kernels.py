@@ -9,7 +9,7 @@ import torch
 
 from helpers import assert_close, needs_kernel
 from mnemos import dispatch
-from mnemos.backends.cpu import build, chain, layer
+from mnemos.backends.cpu import build
 from mnemos.dispatch import reasons
 from mnemos.memory import Gates, MemorySpec, NeuralMemory, scan
 
@@ -28,7 +28,7 @@ def tokens(batch: int = 2, length: int = 77, heads: int = 3, spec: MemorySpec = 
 @pytest.fixture
 def fresh(monkeypatch):
     """What is known about the machine's compiler is found out anew, and forgotten afterwards."""
-    caches = build.library, build.gemm, chain.unavailable_reason, layer._unavailable_reason
+    caches = build.library, build.gemm, build._missing
     for cached in caches:
         cached.cache_clear()
     yield monkeypatch
@@ -87,7 +87,7 @@ def test_a_compiler_that_fails_is_quoted(fresh, tmp_path):
     fresh.setattr(build, "FLAGS", ["-no-such-flag-of-any-compiler"])
     if build.shutil.which("c++") is None:
         pytest.skip("there is no C++ compiler here")
-    assert "failed: " in str(chain.unavailable_reason(torch.float32))
+    assert "failed: " in str(build.unavailable_reason("chain"))
     assert list((tmp_path / "mnemos" / "kernels").iterdir()) == []
 
 
@@ -113,7 +113,7 @@ def test_a_cache_that_others_may_write_to_is_not_used(fresh, tmp_path):
     folder.chmod(0o777)
     if build.shutil.which("c++") is None:
         pytest.skip("there is no C++ compiler here")
-    assert "can be written to by others" in str(chain.unavailable_reason(torch.float32))
+    assert "can be written to by others" in str(build.unavailable_reason("chain"))
 
 
 def test_what_the_kernel_does_not_know_goes_by_torch():

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from decoding import Adapted, tensors
 
 from helpers import assert_close, needs_kernel
-from mnemos.backends.cpu import build, chain, layer, token
+from mnemos.backends.cpu import build, token
 from mnemos.memory import Gates, MemorySpec, MemoryState, NeuralMemory, step
 from mnemos.models import MnemosCache, MnemosForCausalLM, presets
 from mnemos.models.gate import Gate
@@ -279,7 +279,7 @@ def test_any_number_of_threads_gives_the_same_bits(monkeypatch):
 
 @pytest.fixture
 def no_compiler(monkeypatch):
-    caches = build.library, build.gemm, chain.unavailable_reason, token.unavailable_reason, layer._unavailable_reason
+    caches = build.library, build.gemm, build._missing
     for cached in caches:
         cached.cache_clear()
     monkeypatch.setattr(build.shutil, "which", lambda name: None)

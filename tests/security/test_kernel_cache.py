@@ -10,10 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from helpers import needs_kernel
-from mnemos.backends.cpu import build, chain, layer
+from mnemos.backends.cpu import build
 
 pytestmark = [needs_kernel, pytest.mark.skipif(os.name != "posix", reason="files have owners on POSIX systems alone")]
 IS_ROOT = os.name == "posix" and os.geteuid() == 0
@@ -41,7 +40,7 @@ def folder(compiled, tmp_path, monkeypatch):
     """A copy of that cache, of which this process has loaded nothing."""
     shutil.copytree(compiled, tmp_path / "cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    caches = build.library, build.gemm, chain.unavailable_reason, layer._unavailable_reason
+    caches = build.library, build.gemm, build._missing
     for cached in caches:
         cached.cache_clear()
     yield tmp_path / "cache" / "mnemos" / "kernels"
@@ -67,7 +66,7 @@ def refusal() -> str:
 def loads_elsewhere() -> bool:
     """The same in a process of its own, which a bad file could kill."""
     code = "from mnemos.backends.cpu import build; build.library('decay')"
-    environment = os.environ | {"PYTHONPATH": str(Path(build.__file__).parents[2])}
+    environment = os.environ | {"PYTHONPATH": str(Path(build.__file__).parents[3])}
     return subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
 
 
@@ -164,7 +163,7 @@ def test_a_refusal_is_announced_with_its_remedy(folder):
     with pytest.warns(
         RuntimeWarning, match=r"compiled kernels are off: .*mnemos can be written to by others.*chmod go-w"
     ):
-        assert chain.unavailable_reason(torch.float32)
+        assert build.unavailable_reason("chain")
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root can give folders away")

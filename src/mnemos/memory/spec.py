@@ -151,6 +151,13 @@ class MemorySpec(MemoryOptions):
             raise ValueError(
                 f"expansion={self.expansion} and value_dim={self.value_dim} make a hidden layer wider than {MAX_DIM}, the most it may be"
             )
+        for name in (
+            "loss",
+            "update_rule",
+            "chain",
+            "shapes",
+        ):  # torch.compile cannot trace the first use of a cached property
+            getattr(self, name)
 
     def _check_retention(self) -> None:
         """Combinations of a transformed retention."""

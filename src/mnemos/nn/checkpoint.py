@@ -12,6 +12,11 @@ import torch
 from torch import Tensor
 
 
+def full_precision(device_type: str) -> torch.autocast:
+    """Context without autocast, also for devices that have none (meta)."""
+    return torch.autocast(device_type if torch.amp.is_autocast_available(device_type) else "cpu", enabled=False)
+
+
 def recomputed(function: Callable[..., tuple], *tensors: Tensor | None) -> tuple:
     """function(*tensors), a tuple of which those that are tensors carry gradients back to `tensors`.
 
@@ -55,7 +60,7 @@ def gradients(
 
     inputs = [entry(x, need) for x, need in zip(tensors, wanted)]
     device = next(x.device.type for x in inputs if x is not None)
-    with torch.enable_grad(), torch.autocast(device, enabled=False):
+    with torch.enable_grad(), full_precision(device):
         outputs = function(*inputs)
     pairs = [(y, g) for y, g in zip(outputs, grads) if g is not None and y.requires_grad]
     if not pairs:

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .cache import RowCache
+from .checkpoint import full_precision
 from .norm import l2_normalize
 from .sliding import reach
 
@@ -163,7 +164,7 @@ class QKProjection(nn.Module):
         if held is not None and held.dtype != dtype:
             cache = cache.to(dtype)
         kind = q.device.type  # the meta device has no autocast
-        with torch.autocast(kind if torch.amp.is_autocast_available(kind) else "cpu", enabled=False):
+        with full_precision(kind):
             gate = torch.ones(q.shape[:3], dtype=dtype, device=q.device) if gate is None else gate.to(dtype)
             if mask is not None:
                 gate = gate.masked_fill(~mask.unsqueeze(-1), 0.0)

@@ -6,11 +6,9 @@ kernels check against their own sizes (`border`).
 
 from __future__ import annotations
 
-import torch
-
 from ...dispatch import kernel
 from ..torch.scan import scan as _scan
-from . import chain, decode, layer, step, token
+from . import build, decode, layer, step, token
 from .engine import CpuEngine, unsupported_scan
 
 kernel("step", "cpu", step.unsupported_step)(step.step)
@@ -19,10 +17,10 @@ kernel("decode", "cpu", decode.unsupported_decode)(decode.decode)
 
 def unavailable_reason() -> str | None:
     """Why there are no kernels on this machine, or None. The first call compiles them: some seconds, once per machine."""
-    return chain.unavailable_reason(torch.float32)
+    return build.unavailable_reason("chain", "decay")
 
 
-@kernel("scan", "cpu", unsupported_scan)
+@kernel("scan", "cpu", unsupported_scan, compiles=True)
 def scan(*arguments):
     return _scan(*arguments, CpuEngine())
 
@@ -61,10 +59,9 @@ def _unsupported_norm(x, weight=None, eps=1e-6, gate=None) -> str | None:
     return layer.unsupported(x, weight, gate)
 
 
-@kernel("rms_norm", "cpu", _unsupported_norm)
+@kernel("rms_norm", "cpu", _unsupported_norm, compiles=True)
 def rms_norm(x, weight=None, eps=1e-6, gate=None):
-    given = (None if y is None else y.contiguous() for y in (x, weight, gate))
-    return layer.GatedNorm.apply(*given, eps)
+    return layer.gated_norm(x, weight, gate, eps)
 
 
 @kernel("l2_normalize", "cpu", lambda x, eps=1e-6: _unsupported_few(x))
@@ -106,6 +103,4 @@ def _unsupported_heads(x, tail, weight, heads, dims, norms) -> str | None:
     return layer.unsupported(x, tail, weight)
 
 
-@kernel("project_heads", "cpu", _unsupported_heads)
-def project_heads(x, tail, weight, heads, dims, norms):
-    return layer.Mix.apply(x, tail, weight, heads, dims, norms)
+kernel("project_heads", "cpu", _unsupported_heads, compiles=True)(layer.mix)

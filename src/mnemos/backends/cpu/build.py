@@ -17,6 +17,7 @@ import torch
 
 from . import cache
 from .cache import Unavailable
+from .operators import constant
 
 FLAGS = ["-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fopenmp", "-shared"]
 HERE = Path(__file__).parent
@@ -79,6 +80,21 @@ def _processor() -> str:
             return "".join(sorted({line for line in file if line.startswith(("model name", "flags", "Features"))}))
     except OSError:
         return platform.processor()
+
+
+@constant
+def unavailable_reason(*names: str) -> str | None:
+    """Why these kernels are not available on this machine, or None. The first call compiles them: some seconds, once per machine."""
+    return _missing(names)
+
+
+@functools.cache
+def _missing(names: tuple[str, ...]) -> str | None:
+    try:
+        list(map(library, names)), gemm(torch.float32), gemm(torch.float64)
+    except Unavailable as reason:
+        return str(reason)
+    return None
 
 
 @functools.cache

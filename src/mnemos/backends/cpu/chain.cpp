@@ -13,16 +13,12 @@ template <typename T>
 struct Arrays {
   Gemm<T> gemm;
   View<const T> q, k, v, C, beta, f, end, keep;
-  View<const T> start[kMaxMaps];  // G, m n, w
-  View<const T> given[kMaxMaps];  // G, n, w: the anchor, where the piece does not begin with a fresh one
-  View<T> y, saved, states;
-  View<T> last[kMaxMaps];  // G, m n, w
+  View<const T> start;  // lane after lane, map after map: (m n, w)
+  View<const T> given;  // the same with (n, w): the anchor, where the piece does not begin with a fresh one
+  View<T> y, last, saved, states;
   // the backward's
-  View<const T> Dy;
-  View<const T> Dlast[kMaxMaps];
-  View<T> Dq, Dk, Dv, DC, Dbeta, Df, Dend, Dkeep;
-  View<T> Dstart[kMaxMaps];
-  View<T> Dgiven[kMaxMaps];
+  View<const T> Dy, Dlast;
+  View<T> Dq, Dk, Dv, DC, Dbeta, Df, Dend, Dkeep, Dstart, Dgiven;
 };
 
 template <typename T>
@@ -34,7 +30,7 @@ template <typename T>
 class Lane : public Keys<T> {
   using Base = Keys<T>;
   using Base::E, Base::L, Base::n, Base::s, Base::map, Base::joint, Base::room, Base::taken;
-  using Base::take, Base::size, Base::mm, Base::copy, Base::zero, Base::add, Base::input_of, Base::error_at;
+  using Base::take, Base::size, Base::place, Base::mm, Base::copy, Base::zero, Base::add, Base::input_of, Base::error_at;
 
  public:
   using Base::per_tile;
@@ -64,9 +60,9 @@ class Lane : public Keys<T> {
   void forward(int64_t g, T* own_room) {
     room = own_room, taken = 0;
     auto [tile, scratch, unsaved] = forward_buffers();
-    for (int l = 0; l < n; l++) copy(tile.Z[l], a.start[l] + g * m * size(l), m * size(l));
+    for (int l = 0; l < n; l++) copy(tile.Z[l], a.start + place(g, l, m), m * size(l));
     if (!s.fresh)
-      for (int l = 0; l < n; l++) copy(tile.anchor[l], a.given[l] + g * size(l), size(l));
+      for (int l = 0; l < n; l++) copy(tile.anchor[l], a.given + place(g, l), size(l));
     for (int64_t i = 0; i < s.tiles; i++) {
       const int64_t at = i * s.lanes + g;
       if (s.fresh && i % s.period == 0) anchor_here(tile);
@@ -76,13 +72,13 @@ class Lane : public Keys<T> {
       if (s.reads) read(tile, at, kept, scratch.data());
       advance(tile, at, scratch[0]);
     }
-    for (int l = 0; l < n; l++) copy(a.last[l] + g * m * size(l), tile.Z[l], m * size(l));
+    for (int l = 0; l < n; l++) copy(a.last + place(g, l, m), tile.Z[l], m * size(l));
   }
 
   void backward(int64_t g, T* own_room) {
     room = own_room, taken = 0;
     auto [tiles, D, scratch, Du, Dz, DA] = backward_buffers();
-    for (int l = 0; l < n; l++) copy(D.Z[l], a.Dlast[l] + g * m * size(l), m * size(l));
+    for (int l = 0; l < n; l++) copy(D.Z[l], a.Dlast + place(g, l, m), m * size(l));
     const bool own_anchor = s.period > 1 || !s.fresh;
     for (int l = 0; l < n; l++) {
       if (!own_anchor) DA[l] = D.Z[l];  // the anchor is the tile's W
@@ -115,8 +111,8 @@ class Lane : public Keys<T> {
       }
     }
     for (int l = 0; l < n; l++) {
-      copy(a.Dstart[l] + g * m * size(l), D.Z[l], m * size(l));
-      if (!s.fresh) copy(a.Dgiven[l] + g * size(l), DA[l], size(l));
+      copy(a.Dstart + place(g, l, m), D.Z[l], m * size(l));
+      if (!s.fresh) copy(a.Dgiven + place(g, l), DA[l], size(l));
     }
   }
 
@@ -373,13 +369,12 @@ bool fits(const Sizes& s, const Arrays<T>& a, const Lane<T>& lane, bool backward
   if (s.saving || backward) {
     border.array(a.saved, {N, G, lane.per_tile}).array(a.states, {(N - 1) / s.save_every + 1, G, lane.state_size});
   }
-  for (int l = 0; l < s.maps; l++) {
-    const auto pair = {G, m, s.in[l], s.out[l]}, one = {G, s.in[l], s.out[l]};
-    if (!s.fresh && !backward) border.array(a.given[l], one);
-    if (!backward) border.exact(a.start[l], pair).exact(a.last[l], pair);
-    if (backward) border.exact(a.Dlast[l], pair).exact(a.Dstart[l], pair);
-    if (backward && !s.fresh) border.array(a.Dgiven[l], one);
-  }
+  const int64_t numbers = lane.state_numbers();
+  border.exact(a.last, {G, m, numbers});
+  if (!s.fresh && !backward) border.array(a.given, {G, numbers});
+  if (!backward) border.exact(a.start, {G, m, numbers});
+  if (backward) border.exact(a.Dlast, {G, m, numbers}).exact(a.Dstart, {G, m, numbers});
+  if (backward && !s.fresh) border.array(a.Dgiven, {G, numbers});
   if (!backward && s.reads) border.array(a.y, {N, G, L, V});
   if (backward) {
     border.array(a.Dk, {N, G, E, F}).array(a.Dv, {N, G, E, V}).array(a.Dend, {N, G, E, m}).array(a.Dkeep, {N, G, m});

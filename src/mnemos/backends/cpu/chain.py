@@ -6,55 +6,58 @@ N tiles, G = batch x heads, L tokens and E window_tokens of a tile, m = 2 matric
 from __future__ import annotations
 
 import ctypes
-import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils import deterministic
 
+from ...memory.networks import Chain
 from ...memory.spec import MemorySpec
 from ...nn.derivatives import SCAN, first_order_only
 from ..torch.chunking import ChunkRun
 from ..torch.coefficients import Coefficients
-from .border import View, check, fields, view
-from .build import Unavailable, gemm, library
+from .border import check, fields, view
+from .build import gemm, library
+from .operators import Operator, differentiable, empty
 from .structs import LOSSES, MAPS
 
 Maps = list[Tensor]
+Many = ctypes.c_int64 * MAPS
 
 
-class KernelPlan(NamedTuple):
-    """Arguments of a kernel that are not tensors. widens: for each map, whether its output is at least as wide as its input."""
+class Plan(NamedTuple):
+    """Arguments of a kernel that are not tensors. inputs, outputs: dimensions of each map; maps that share an input are one."""
 
-    activations: tuple[str, ...]
-    widens: tuple[bool, ...]
+    inputs: list[int]
+    outputs: list[int]
+    geglu: list[bool]
+    matrices: int
     l2: bool
     before: bool
-    momentum: bool
-    fresh: bool
     period: int
     save_every: int
-    reads: bool
-    grad: bool
+    saving: bool
 
 
-def plan_of(spec: MemorySpec, chunks: ChunkRun, reads: bool, momentum: bool) -> KernelPlan:
+PLAN = "int[] inputs, int[] outputs, bool[] geglu, int matrices, bool l2, bool before, int period, int save_every, bool saving"
+
+
+def plan_of(spec: MemorySpec, chunks: ChunkRun, matrices: int, save_every: int, tensors: list[Tensor | None]) -> Plan:
     chain = spec.network.chain
     assert chain is not None and chunks.subchunks == 1
-    fused = [(spec.shapes[g[0]][0], sum(spec.shapes[i][1] for i in g)) for g in chain.groups]
-    return KernelPlan(
-        activations=chain.activations,
-        widens=tuple(d_in <= d_out for d_in, d_out in fused),
+    return Plan(
+        inputs=[spec.shapes[group[0]][0] for group in chain.groups],
+        outputs=[sum(spec.shapes[i][1] for i in group) for group in chain.groups],
+        geglu=[name == "geglu" for name in chain.activations],
+        matrices=matrices,
         l2=LOSSES[type(spec.loss)],
         before=spec.read == "before",
-        momentum=momentum,
-        fresh=chunks.fresh,
         period=chunks.period,
-        save_every=_save_every(chunks),
-        reads=reads,
-        grad=torch.is_grad_enabled(),
+        save_every=save_every,
+        saving=torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors),
     )
 
 
@@ -64,17 +67,29 @@ def _save_every(chunks: ChunkRun) -> int:
     return max(1, min(256 // chunks.length, 32, math.isqrt(chunks.tiles)))
 
 
-def pack(maps: Maps, groups: tuple[tuple[int, ...], ...], widens: tuple[bool, ...]) -> Maps:
-    """Maps that share an input become one; all get their narrow axis first."""
-    fused = [torch.cat([maps[i] for i in g], -1) if len(g) > 1 else maps[g[0]] for g in groups] if maps else []
-    return [w if up else w.mT.contiguous() for w, up in zip(fused, widens)]
+def pack(chain: Chain, *kinds: Maps) -> Tensor:
+    """(G, numbers): map after map of W, and of S, each with its narrow axis first. Maps that share an input become one."""
+
+    def fused(maps: Maps, group: tuple[int, ...]) -> Tensor:
+        w = torch.cat([maps[i] for i in group], -1) if len(group) > 1 else maps[group[0]]
+        return (w if w.shape[1] <= w.shape[2] else w.mT).flatten(1)
+
+    parts = [fused(maps, group) for group in chain.groups for maps in kinds]
+    return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
 
 
-def unpack(maps: Maps, groups: tuple[tuple[int, ...], ...], widens: tuple[bool, ...]) -> Maps:
-    """Inverse of `pack`. Each map gets memory of its own, so that a state continues the same way whether it was saved or not."""
-    fused = [w if up else w.mT for w, up in zip(maps, widens)]
-    parts = [part for x, g in zip(fused, groups) for part in (x.chunk(len(g), -1) if len(g) > 1 else (x,))]
-    return [part.clone(memory_format=torch.contiguous_format) for part in parts]
+def unpack(packed: Tensor, chain: Chain, plan: Plan, kinds: int) -> list[Maps]:
+    """Inverse of `pack`, for the first `kinds` of its arguments. Each map gets memory of its own, so that a state continues the same
+    way whether it was saved or not."""
+    sizes = [a * b for a, b in zip(plan.inputs, plan.outputs) for _ in range(plan.matrices)]
+    parts, found = packed.split(sizes, 1), [[] for _ in range(kinds)]
+    for number, (group, a, b) in enumerate(zip(chain.groups, plan.inputs, plan.outputs)):
+        for kind, maps in enumerate(found):
+            x = parts[number * plan.matrices + kind]
+            w = x.unflatten(1, (a, b)) if a <= b else x.unflatten(1, (b, a)).mT
+            split = w.chunk(len(group), -1) if len(group) > 1 else (w,)
+            maps += [part.clone(memory_format=torch.contiguous_format) for part in split]
+    return found
 
 
 def run(
@@ -89,26 +104,19 @@ def run(
     A: Maps,
 ) -> tuple[Tensor | None, Maps, Maps]:
     """Run the tiles of one chunks. q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V)."""
-    assert spec.network.chain is not None
-    plan = plan_of(spec, chunks, q is not None, bool(S))
-    form = spec.network.chain.groups, plan.widens
+    chain = spec.network.chain
+    assert chain is not None
     C, beta, f, n_end, m_end = coefficients
     C, n_end = -C, -n_end
     end = torch.stack([C[:, :, -1], n_end], -1) if S else C[:, :, -1].unsqueeze(-1)  # N G E m
     keep = torch.stack([beta[..., -1], m_end], -1) if S else beta[..., -1:]  # N G m
-    state = pack(W, *form)
-    if S:
-        state = [torch.cat(pair, 1) for pair in zip(state, pack(S, *form))]
-    given = [] if chunks.fresh else pack(A, *form)
-    query = k.new_zeros(0) if q is None else q
-    y, *state = Chain.apply(plan, query, k, v, C, beta, f, end, keep, *state, *given)
-    W = unpack([x[:, : x.shape[1] // (2 if S else 1)] for x in state], *form)
-    S = unpack([x[:, x.shape[1] // 2 :] for x in state], *form) if S else []
+    kinds = (W, S) if S else (W,)
+    given = None if chunks.fresh else pack(chain, A)
+    tensors = [q, k, v, C, beta, f, end, keep, pack(chain, *kinds), given]
+    plan = plan_of(spec, chunks, len(kinds), _save_every(chunks), tensors)
+    y, last, _, _ = _scan(*tensors, *plan)
+    W, S = (*unpack(last, chain, plan, len(kinds)), [])[:2]
     return (None if q is None else y), W, S
-
-
-Many = ctypes.c_int64 * MAPS
-Views = View * MAPS
 
 
 class Sizes(ctypes.Structure):
@@ -137,111 +145,125 @@ class Sizes(ctypes.Structure):
     ]
 
 
-class Arrays(ctypes.Structure):
-    _fields_ = [
-        ("gemm", ctypes.c_void_p),
-        *fields("q", "k", "v", "C", "beta", "f", "end", "keep"),
-        *((name, Views) for name in ("start", "given")),
-        *fields("y", "saved", "states"),
-        ("last", Views),
-        *fields("Dy"),
-        ("Dlast", Views),
-        *fields("Dq", "Dk", "Dv", "DC", "Dbeta", "Df", "Dend", "Dkeep"),
-        *((name, Views) for name in ("Dstart", "Dgiven")),
-    ]
+class ScanKernel:
+    """Operators of a scan kernel: tensors `names` (q, k, v, …), start, given, the plan and further numbers -> y, last, saved, states.
+
+    beta (N, G, L+1) is among the tensors. structs: C structures of the further numbers, which have this schema.
+    """
+
+    def __init__(self, name: str, names: tuple[str, ...], structs: Callable = lambda: (), schema: str = ""):
+        self.name, self.names, self.structs = name, names, structs
+        self.gradients = [f"D{x}" for x in (*names, "start", "given")]
+        arrays = fields(*names, "start", "given", *OUTPUTS, "Dy", "Dlast", *self.gradients)
+        self.arrays = type("Arrays", (ctypes.Structure,), {"_fields_": [("gemm", ctypes.c_void_p), *arrays]})
+        tensors = ", ".join(f"Tensor{'?' * (x == 'q')} {x}" for x in names)
+        numbers = f"{PLAN}, {schema}" if schema else PLAN
+        given = f"({tensors}, Tensor start, Tensor? given, {numbers})"
+        scan = Operator(f"{name}_scan", f"{given} -> (Tensor, Tensor, Tensor, Tensor)", self.outputs, self.launch)
+        given = f"({tensors}, Tensor? given, {', '.join(f'Tensor {x}' for x in BACKWARD_INPUTS[1:])}, {numbers})"
+        results = ", ".join(["Tensor"] * len(self.gradients))
+        self.scan_backward = Operator(
+            f"{name}_scan_backward", f"{given} -> ({results})", self.backward_outputs, self.launch_backward
+        )
+        self.scan = differentiable(scan, self.keep, first_order_only(SCAN)(self.backward))
+
+    def sizes(self, arrays: dict[str, Any], plan: Plan, more: tuple) -> tuple[ctypes.Structure, ...]:
+        k, beta = arrays["k"], arrays["beta"]
+        poison = torch.are_deterministic_algorithms_enabled() and deterministic.fill_uninitialized_memory  # ty: ignore[missing-attribute]
+        sizes = Sizes(
+            len(plan.inputs),
+            *map(int, k.shape[:2]),
+            int(beta.shape[2]) - 1,
+            int(k.shape[2]),
+            plan.matrices,
+            plan.l2,
+            plan.before,
+            arrays["given"] is None,
+            plan.period,
+            plan.save_every,
+            arrays["q"] is not None,
+            plan.saving,
+            torch.get_num_threads(),
+            poison,
+            *(Many(*numbers) for numbers in (plan.inputs, plan.outputs, plan.geglu)),
+        )
+        return sizes, *self.structs(*more)
+
+    def split(self, inputs: tuple, others: tuple[str, ...]) -> tuple[dict[str, Any], Plan, tuple]:
+        """Tensors by name (`names`, then `others`), the plan and the further numbers."""
+        names = (*self.names, *others)
+        numbers = inputs[len(names) :]
+        return dict(zip(names, inputs)), Plan(*numbers[:PLANNED]), numbers[PLANNED:]
+
+    def outputs(self, *inputs):
+        arrays, plan, more = self.split(inputs, ("start", "given"))
+        k, (N, G) = arrays["k"], arrays["k"].shape[:2]
+        per_tile, per_state = self.saved_sizes(self.sizes(arrays, plan, more)) if plan.saving else (0, 0)
+        saved, states = k.new_empty(N * G * per_tile), k.new_empty(-(-N // plan.save_every) * G * per_state)
+        return k.new_empty(_shape_of_y(arrays)), empty(arrays["start"], k), saved, states
+
+    def saved_sizes(self, structs: tuple[ctypes.Structure, ...]) -> tuple[int, int]:
+        """How many numbers the kernel keeps for its backward: per tile, and per saved state."""
+        per_tile, per_state = ctypes.c_int64(), ctypes.c_int64()
+        size = getattr(library(self.name), f"mnemos_{self.name}_sizes")
+        if size(*map(ctypes.byref, (*structs, per_tile, per_state))) != ctypes.sizeof(self.arrays):
+            raise ValueError(f"kernel {self.name!r} refused its arguments: the sizes of a run do not fit each other")
+        return per_tile.value, per_state.value
+
+    def launch(self, made, *inputs) -> None:
+        arrays, plan, more = self.split(inputs, ("start", "given"))
+        call(self.name, self.arrays, self.sizes(arrays, plan, more), False, **arrays, **dict(zip(OUTPUTS, made)))
+
+    def backward_outputs(self, *inputs):
+        arrays = self.split(inputs, BACKWARD_INPUTS)[0]
+        k = arrays["k"]
+        summed = (k.new_zeros(arrays[name].shape) for name in self.names[3:])
+        return (
+            *(empty(arrays[name], k) for name in "qkv"),
+            *summed,
+            empty(arrays["Dlast"], k),
+            empty(arrays["given"], k),
+        )
+
+    def launch_backward(self, made, *inputs) -> None:
+        arrays, plan, more = self.split(inputs, BACKWARD_INPUTS)
+        call(self.name, self.arrays, self.sizes(arrays, plan, more), True, **arrays, **dict(zip(self.gradients, made)))
+
+    def keep(self, ctx, inputs, output) -> None:
+        n, (_, last, saved, states) = len(self.names), output
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(saved, states)
+        ctx.numbers = inputs[n + 2 :]
+        ctx.save_for_backward(*inputs[:n], inputs[n + 1], last, saved, states)
+
+    def backward(self, ctx, Dy, Dlast, *_):
+        saved = ctx.saved_tensors
+        arrays = dict(zip((*self.names, *BACKWARD_INPUTS), saved))
+        Dy = arrays["k"].new_zeros(_shape_of_y(arrays)) if Dy is None else Dy
+        Dlast = torch.zeros_like(arrays["last"]) if Dlast is None else Dlast
+        Dq, *made, Dgiven = self.scan_backward(*saved, Dy, Dlast, *ctx.numbers)
+        Dq, Dgiven = None if arrays["q"] is None else Dq, None if arrays["given"] is None else Dgiven
+        return Dq, *made, Dgiven, *(None for _ in ctx.numbers)
 
 
-@functools.cache
-def unavailable_reason(dtype: torch.dtype, name: str = "chain") -> str | None:
-    """Why the kernel cannot be had here, or None where it can. The first call compiles it: some seconds, once per machine."""
-    try:
-        library(name), library("decay"), gemm(dtype)
-    except Unavailable as reason:
-        return str(reason)
-    return None
+OUTPUTS = ("y", "last", "saved", "states")
+BACKWARD_INPUTS = ("given", "last", "saved", "states", "Dy", "Dlast")
+PLANNED = len(Plan._fields)
 
 
-def call(
-    name: str, kind: type[ctypes.Structure], what: tuple, dtype: torch.dtype, backward: bool, **arrays: Any
-) -> None:
-    """Run kernel `name` forth or back on `arrays` (tensors, or lists of one per map), which make a structure of this kind."""
-    given = {key: Views(*map(view, x)) if isinstance(x, list) else view(x) for key, x in arrays.items()}
+def _shape_of_y(arrays: dict) -> tuple[int, ...]:
+    if arrays["q"] is None:
+        return (0,)
+    return *arrays["q"].shape[:3], arrays["v"].shape[3]
+
+
+def call(name: str, kind: type[ctypes.Structure], what: tuple, backward: bool, **arrays: Any) -> None:
+    """Run kernel `name` forth or back on `arrays`, which make a structure of this kind."""
+    held = {key: None if x is None else x.contiguous() for key, x in arrays.items()}
+    dtype = arrays["v"].dtype
     function = getattr(library(name), f"mnemos_{name}_{'float' if dtype == torch.float32 else 'double'}")
-    pointers = map(ctypes.byref, (*what, kind(gemm=gemm(dtype), **given)))
+    pointers = map(ctypes.byref, (*what, kind(gemm=gemm(dtype), **{key: view(x) for key, x in held.items()})))
     check(function(*pointers, ctypes.c_int(backward)), name)
 
 
-def saved_sizes(name: str, kind: type[ctypes.Structure], *what: ctypes.Structure) -> tuple[int, int]:
-    """How many numbers kernel `name` keeps for its backward: per tile, and per saved state."""
-    per_tile, per_state = ctypes.c_int64(), ctypes.c_int64()
-    size = getattr(library(name), f"mnemos_{name}_sizes")(*map(ctypes.byref, (*what, per_tile, per_state)))
-    if size != ctypes.sizeof(kind):
-        raise ValueError(f"kernel {name!r} refused its arguments: the sizes of a chunks do not fit each other")
-    return per_tile.value, per_state.value
-
-
-def sizes_of(plan: KernelPlan, k: Tensor, tokens: int, m: int, state: list[Tensor], saving: bool) -> Sizes:
-    """state: one (G, m n, w) per map."""
-    n = len(state)
-    narrow, wide = ([x.shape[1] // m for x in state], [x.shape[2] for x in state])
-    ends = [(a, b) if up else (b, a) for a, b, up in zip(narrow, wide, plan.widens)]
-    return Sizes(
-        n,
-        *k.shape[:2],
-        tokens,
-        k.shape[2],
-        m,
-        plan.l2,
-        plan.before,
-        plan.fresh,
-        plan.period,
-        plan.save_every,
-        plan.reads,
-        saving,
-        torch.get_num_threads(),
-        torch.are_deterministic_algorithms_enabled() and deterministic.fill_uninitialized_memory,  # ty: ignore[missing-attribute]
-        Many(*(a for a, _ in ends)),
-        Many(*(b for _, b in ends)),
-        Many(*(int(name == "geglu") for name in plan.activations)),
-    )
-
-
-NAMES = ("q", "k", "v", "C", "beta", "f", "end", "keep")
-
-
-class Chain(torch.autograd.Function):
-    """q, k, v, C, beta, f, end, keep, state, given -> y, state."""
-
-    @staticmethod
-    def forward(ctx, plan: KernelPlan, q, k, v, C, beta, f, end, keep, *mats):
-        n = len(plan.widens)
-        tensors = [x.contiguous() for x in (q, k, v, C, beta, f, end, keep)]
-        state, given = ([x.contiguous() for x in xs] for xs in (mats[:n], mats[n:]))
-        saving = plan.grad and any(ctx.needs_input_grad)
-        sizes = sizes_of(plan, k, C.shape[2] - 1, 2 if plan.momentum else 1, state, saving)
-        N, G = k.shape[:2]
-        per_tile, per_state = saved_sizes("chain", Arrays, sizes)
-        y = k.new_empty(N, G, C.shape[2] - 1, v.shape[3]) if plan.reads else k.new_empty(0)
-        saved = k.new_empty(N * G * per_tile if saving else 0)
-        states = k.new_empty(-(-N // plan.save_every) * G * per_state if saving else 0)
-        last = [torch.empty_like(x) for x in state]
-        arrays = dict(zip(NAMES, tensors))
-        made = dict(y=y, saved=saved, states=states, last=last)
-        call("chain", Arrays, (sizes,), k.dtype, False, **arrays, start=state, given=given, **made)
-        if saving:
-            ctx.sizes = sizes
-            ctx.save_for_backward(*tensors, *given, saved, states)
-        return y, *last
-
-    @staticmethod
-    @first_order_only(SCAN)
-    def backward(ctx, Dy, *Dlast):
-        q, k, v, C, beta, f, end, keep, *given, saved, states = ctx.saved_tensors
-        tensors = q, k, v, C, beta, f, end, keep
-        made = {f"D{name}": torch.empty_like(x) for name, x in zip(NAMES[:3], (q, k, v))}
-        made |= {f"D{name}": torch.zeros_like(x) for name, x in zip(NAMES[3:], (C, beta, f, end, keep))}
-        Dy, Dlast = Dy.contiguous(), [x.contiguous() for x in Dlast]
-        Dstart, Dgiven = [torch.empty_like(x) for x in Dlast], [torch.empty_like(x) for x in given]
-        arrays = dict(zip(NAMES, tensors), saved=saved, states=states, Dy=Dy, Dlast=Dlast, **made)
-        call("chain", Arrays, (ctx.sizes,), k.dtype, True, **arrays, Dstart=Dstart, Dgiven=Dgiven)
-        return (None, *made.values(), *Dstart, *Dgiven)
+_scan = ScanKernel("chain", ("q", "k", "v", "C", "beta", "f", "end", "keep")).scan

@@ -10,6 +10,7 @@ from torch import Tensor
 from ...nn.derivatives import SCAN, first_order_only
 from .border import View, check, view
 from .build import library
+from .operators import Operator, differentiable
 
 
 def _call(x: Tensor, P: Tensor, DP: Tensor | None, Dx: Tensor | None, least: float) -> None:
@@ -20,21 +21,28 @@ def _call(x: Tensor, P: Tensor, DP: Tensor | None, Dx: Tensor | None, least: flo
     check(getattr(library("decay"), f"mnemos_decay_{kind}")(views, *sizes, threads, back), "decay")
 
 
-class DecayProducts(torch.autograd.Function):
-    """x (..., L), and the number below which a product counts as 0 -> P (..., L, L)."""
+_forward = Operator(
+    "decay_products",
+    "(Tensor x, float least) -> Tensor",
+    lambda x, least: x.new_empty(*x.shape, x.shape[-1]),
+    lambda P, x, least: _call(x.contiguous(), P, None, None, least),
+)
+_backward = Operator(
+    "decay_products_backward",
+    "(Tensor x, Tensor P, Tensor DP) -> Tensor",
+    lambda x, P, DP: x.new_empty(x.shape),
+    lambda Dx, x, P, DP: _call(x.contiguous(), P.contiguous(), DP.contiguous(), Dx, 0.0),
+)
 
-    @staticmethod
-    def forward(ctx, x: Tensor, least: float) -> Tensor:
-        x = x.contiguous()
-        P = x.new_empty(*x.shape, x.shape[-1])
-        _call(x, P, None, None, least)
-        ctx.save_for_backward(x, P)
-        return P
 
-    @staticmethod
-    @first_order_only(SCAN)
-    def backward(ctx, DP: Tensor):
-        x, P = ctx.saved_tensors
-        Dx = torch.empty_like(x)
-        _call(x, P, DP.contiguous(), Dx, 0.0)
-        return Dx, None
+def _keep(ctx, inputs, output):
+    ctx.save_for_backward(inputs[0], output)
+
+
+@first_order_only(SCAN)
+def _gradients(ctx, DP: Tensor):
+    return _backward(*ctx.saved_tensors, DP), None
+
+
+decay_products = differentiable(_forward, _keep, _gradients)
+"""x (..., L), and the number below which a product counts as 0 -> P (..., L, L)."""

@@ -25,6 +25,7 @@ from ...nn.modules import is_unmodified
 from ...nn.norm import RMSNorm
 from ..torch.step import after_token
 from . import token
+from .build import unavailable_reason
 from .engine import PLAIN
 from .step import matrices, unsupported_step
 from .structs import LOSSES
@@ -52,7 +53,7 @@ def unsupported_call(*tensors: Tensor | None) -> str | None:
     for x in tensors:
         if x is not None and (type(x) not in PLAIN or not x.is_cpu or x.dtype is not dtype):
             return "tensors must be plain tensors of one type in the CPU's memory"
-    return token.unavailable_reason()
+    return unavailable_reason("token")
 
 
 def unsupported_decode(module: nn.Module, x: Tensor, state: Any) -> str | None:

@@ -12,10 +12,11 @@ from ...nn.derivatives import transformed
 from ..torch.coefficients import UNDERFLOW
 from ..torch.engine import Engine
 from . import chain, muon
-from .decay import DecayProducts
+from .build import unavailable_reason
+from .decay import decay_products
+from .operators import PLAIN, constant
 from .structs import LOSSES, MAPS
 
-PLAIN = (Tensor, torch.nn.Parameter)
 RULES: dict[type[Rule], str] = {GradientDescent: "chain", Muon: "muon"}  # the kernel of each rule
 
 
@@ -23,12 +24,17 @@ class CpuEngine(Engine):
     joins_chunks = False  # the kernel runs small chunks without overhead
 
     def decay_products(self, x: Tensor) -> Tensor:
-        return DecayProducts.apply(x, UNDERFLOW[x.dtype])
+        return decay_products(x, UNDERFLOW[x.dtype])
 
     def run(self, spec: MemorySpec, chunks, q, k, v, coefficients, rate, retain, W, S, A):
         if isinstance(spec.update_rule, Muon):
             return muon.run(spec, chunks, q, k, v, coefficients, rate, W, S, A)
         return chain.run(spec, chunks, q, k, v, coefficients, W, S, A)
+
+
+@constant
+def _threads() -> int:
+    return torch.get_num_threads()
 
 
 def unsupported(k: Tensor, spec: MemorySpec) -> str | None:
@@ -54,7 +60,7 @@ def unsupported_scan(k: Tensor, spec: MemorySpec, backend: str = "auto") -> str 
         return reason
     if k.dtype != torch.float64 and torch.is_autocast_enabled(k.device.type):
         return "autocast: the kernels compute in float32 and float64"
-    if backend == "auto" and torch.get_num_threads() > 2 * k.shape[0] * k.shape[2]:
+    if backend == "auto" and _threads() > 2 * k.shape[0] * k.shape[2]:
         return "fewer than one row and head for two threads: torch uses them better"
     name = RULES[type(spec.update_rule)]
-    return chain.unavailable_reason(torch.promote_types(k.dtype, torch.float32), name)
+    return unavailable_reason(name, "decay")

@@ -59,6 +59,7 @@ template <typename T>
 class Keys {
  public:
   int64_t per_tile;  // numbers that a tile keeps for the backward: those of its keys first
+  int64_t state_numbers() const { return numbers; }
 
  protected:
   const Sizes& s;
@@ -68,6 +69,7 @@ class Keys {
   Map map[kMaxMaps] = {};
   Joint<T> joint[kMaxMaps];
   int64_t key_z[kMaxMaps], error;
+  int64_t offset[kMaxMaps], numbers = 0;  // of each map among those of a lane, and of all of them
   T* room = nullptr;
   int64_t taken = 0;
 
@@ -76,6 +78,7 @@ class Keys {
     for (int l = 0; l < n; l++) {
       const bool widens = s.in[l] <= s.out[l];
       map[l] = {s.in[l], s.out[l], widens ? s.in[l] : s.out[l], widens ? s.out[l] : s.in[l], widens};
+      offset[l] = numbers, numbers += size(l);
     }
     for (int l = 0; l + 1 < n; l++) joint[l] = {s.joint[l] == 1, s.in[l + 1]};
     for (int l = 0; l + 1 < n; l++) key_z[l] = per_tile, per_tile += E * map[l].out;
@@ -89,6 +92,8 @@ class Keys {
   }
 
   int64_t size(int l) const { return map[l].n * map[l].w; }
+  // Where map l of lane g begins in an array with `matrices` of each map, lane after lane
+  int64_t place(int64_t g, int l, int64_t matrices = 1) const { return matrices * (g * numbers + offset[l]); }
   T* input_of(const Entries<T>& t, int l) const { return map[l].widens ? t.thin[l] : t.wide[l]; }  // a
   T* error_at(const Entries<T>& t, int l) const { return map[l].widens ? t.wide[l] : t.thin[l]; }  // d
   T* error_of(const Entries<T>& t) const { return error_at(t, n - 1); }

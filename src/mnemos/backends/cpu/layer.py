@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 
 import torch
 from torch import Tensor
@@ -12,7 +11,8 @@ from ...nn.checkpoint import gradients
 from ...nn.derivatives import first_order_only, transformed
 from ...nn.norm import rms_norm
 from .border import View, check, fields, view
-from .build import Unavailable, library
+from .build import library, unavailable_reason
+from .operators import PLAIN, Operator, differentiable, empty
 
 Three = ctypes.c_int64 * 3
 Numbers = ctypes.c_double * 3
@@ -27,18 +27,9 @@ def unsupported(*tensors: Tensor | None) -> str | None:
     dtype = given[0].dtype
     if dtype not in (torch.float32, torch.float64):
         return "the kernels compute in float32 and float64"
-    if not all(x.device.type == "cpu" and x.dtype == dtype and type(x) in (Tensor, torch.nn.Parameter) for x in given):
+    if not all(x.device.type == "cpu" and x.dtype == dtype and type(x) in PLAIN for x in given):
         return "tensors must be plain tensors of one type in the CPU's memory"
-    return _unavailable_reason()
-
-
-@functools.cache
-def _unavailable_reason() -> str | None:
-    try:
-        library("layer")
-    except Unavailable as reason:
-        return str(reason)
-    return None
+    return unavailable_reason("layer")
 
 
 class _Mix(ctypes.Structure):
@@ -68,89 +59,122 @@ def _run(name: str, dtype: torch.dtype, job: ctypes.Structure) -> None:
     check(function(ctypes.byref(job)), name)
 
 
-class Mix(torch.autograd.Function):
+def _launch_mix(outputs, x, tail, weight, heads, dims, alphas, epsilons) -> None:
+    job = _mix(x, tail, weight, heads, dims, alphas, epsilons)
+    job.out = Views(*map(view, outputs))
+    _run("mix", x.dtype, job)
+
+
+def _launch_mix_backward(outputs, x, tail, weight, Dq, Dk, Dv, heads, dims, alphas, epsilons) -> None:
+    given = [None if D is None else D.contiguous() for D in (Dq, Dk, Dv)]
+    job = _mix(x, tail, weight, heads, dims, alphas, epsilons)
+    job.Dout = Views(*map(view, given))
+    job.Dx, job.Dtail, job.Dweight = map(view, outputs)
+    _run("mix_backward", x.dtype, job)
+
+
+def _mix(x: Tensor, tail: Tensor | None, weight: Tensor | None, heads: int, dims, alphas, epsilons) -> _Mix:
+    given = [None if y is None else y.contiguous() for y in (x, tail, weight)]
+    width = 0 if weight is None else weight.shape[0]
+    job = _Mix(x.shape[0], x.shape[1], width, heads, Three(*dims), Numbers(*alphas), Numbers(*epsilons))
+    job.threads = torch.get_num_threads()
+    job.x, job.tail, job.weight = map(view, given)
+    job.held = given
+    return job
+
+
+_HEADS = "int heads, int[] dims, float[] alphas, float[] epsilons"
+_mix_forward = Operator(
+    "project_heads",
+    f"(Tensor x, Tensor? tail, Tensor? weight, {_HEADS}) -> (Tensor, Tensor, Tensor)",
+    lambda x, tail, weight, heads, dims, *norms: tuple(x.new_empty(*x.shape[:2], heads, d) for d in dims),
+    _launch_mix,
+)
+_mix_backward = Operator(
+    "project_heads_backward",
+    f"(Tensor x, Tensor? tail, Tensor? weight, Tensor? Dq, Tensor? Dk, Tensor? Dv, {_HEADS}) -> (Tensor, Tensor, Tensor)",
+    lambda x, tail, weight, *_: (empty(x, x), empty(tail, x), empty(weight, x)),
+    _launch_mix_backward,
+)
+
+
+def _keep_mix(ctx, inputs, output):
+    ctx.set_materialize_grads(False)
+    ctx.numbers = inputs[3:]
+    ctx.save_for_backward(*inputs[:3])
+
+
+@first_order_only("use backend='torch'")
+def _mix_gradients(ctx, *grads):
+    x, tail, weight = ctx.saved_tensors
+    Dx, Dtail, Dweight = _mix_backward(x, tail, weight, *grads, *ctx.numbers)
+    return Dx, None if tail is None else Dtail, None if weight is None else Dweight, None, None, None, None
+
+
+_mixed = differentiable(_mix_forward, _keep_mix, _mix_gradients)
+
+
+def mix(x: Tensor, tail: Tensor | None, weight: Tensor | None, heads: int, dims, norms) -> tuple:
     """x (B, T, C), tail (B, width-1, C) and weight (width, C), or None and None -> q, k, v (B, T, H, ·) and the new tail or None.
 
     dims: of a head's q, k and v. norms: for each of the three (alpha, epsilon) of s / sqrt(alpha Σ s² + epsilon).
     """
-
-    @staticmethod
-    def forward(ctx, x, tail, weight, heads: int, dims: tuple[int, ...], norms: tuple[tuple[float, float], ...]):
-        ctx.set_materialize_grads(False)
-        x = x.contiguous()
-        tail, weight = (None if y is None else y.contiguous() for y in (tail, weight))
-        ctx.heads, ctx.dims, ctx.norms = heads, dims, norms
-        ctx.save_for_backward(x, tail, weight)
-        outputs = [x.new_empty(*x.shape[:2], heads, d) for d in dims]
-        job = _mix(ctx, x, tail, weight)
-        job.out = Views(*map(view, outputs))
-        _run("mix", x.dtype, job)
-        if tail is None:
-            return *outputs, None
-        T, context = x.shape[1], tail.shape[1]
-        return *outputs, x[:, T - context :].clone() if context <= T else torch.cat([tail[:, T:], x], 1)
-
-    @staticmethod
-    @first_order_only("use backend='torch'")
-    def backward(ctx, *grads):
-        x, tail, weight = ctx.saved_tensors
-        given = [None if D is None else D.contiguous() for D in grads[:3]]
-        Dx, (Dtail, Dweight) = torch.empty_like(x), (None if y is None else torch.empty_like(y) for y in (tail, weight))
-        job = _mix(ctx, x, tail, weight)
-        job.Dout = Views(*map(view, given))
-        job.Dx, job.Dtail, job.Dweight = view(Dx), view(Dtail), view(Dweight)
-        _run("mix_backward", x.dtype, job)
-        if grads[3] is not None and Dtail is not None:
-            T, context = x.shape[1], Dtail.shape[1]
-            kept = min(T, context)
-            Dx[:, T - kept :] += grads[3][:, context - kept :]
-            if context > T:
-                Dtail[:, T:] += grads[3][:, : context - T]
-        return Dx, Dtail, Dweight, None, None, None
+    outputs = _mixed(x, tail, weight, heads, list(dims), [alpha for alpha, _ in norms], [eps for _, eps in norms])
+    if tail is None:
+        return *outputs, None
+    T, context = x.shape[1], tail.shape[1]
+    return *outputs, x[:, T - context :].clone() if context <= T else torch.cat([tail[:, T:], x], 1)
 
 
-def _mix(ctx, x: Tensor, tail: Tensor | None, weight: Tensor | None) -> _Mix:
-    alpha, epsilon = zip(*ctx.norms)
-    width = 0 if weight is None else weight.shape[0]
-    job = _Mix(x.shape[0], x.shape[1], width, ctx.heads, Three(*ctx.dims), Numbers(*alpha), Numbers(*epsilon))
-    job.threads = torch.get_num_threads()
-    job.x, job.tail, job.weight = view(x), view(tail), view(weight)
-    return job
+def _launch_norm(y, x, scale, gate, epsilon) -> None:
+    job = _gated_norm(x, scale, gate, epsilon)
+    job.y = view(y)
+    _run("gated_norm", x.dtype, job)
 
 
-class GatedNorm(torch.autograd.Function):
-    """x (..., D), scale of x's last axes or None, gate like x or None -> rms_norm(x) · scale · silu(gate), (..., D). All contiguous:
-    a copy made here would have no history, which second derivatives need."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, scale: Tensor | None, gate: Tensor | None, epsilon: float) -> Tensor:
-        assert all(y is None or y.is_contiguous() for y in (x, scale, gate))
-        ctx.epsilon = epsilon
-        ctx.save_for_backward(x, scale, gate)
-        y = torch.empty_like(x)
-        job = _gated_norm(x, scale, gate, epsilon)
-        job.y = view(y)
-        _run("gated_norm", x.dtype, job)
-        return y
-
-    @staticmethod
-    def backward(ctx, Dy: Tensor):  # ty: ignore[incompatible-method-override]
-        x, scale, gate = ctx.saved_tensors
-        if torch.is_grad_enabled():  # somebody wants second derivatives, which torch knows
-
-            def function(x, scale, gate):
-                return (rms_norm(x, scale, ctx.epsilon, gate, backend="torch"),)
-
-            return *gradients(function, (x, scale, gate), ctx.needs_input_grad[:3], (Dy,)), None
-        Dy = Dy.contiguous()
-        Dx, Dscale, Dgate = (None if y is None else torch.empty_like(y) for y in (x, scale, gate))
-        job = _gated_norm(x, scale, gate, ctx.epsilon)
-        job.Dy, job.Dx, job.Dscale, job.Dgate = view(Dy), view(Dx), view(Dscale), view(Dgate)
-        _run("gated_norm_backward", x.dtype, job)
-        return Dx, Dscale, Dgate, None
+def _launch_norm_backward(outputs, x, scale, gate, Dy, epsilon) -> None:
+    job, Dy = _gated_norm(x, scale, gate, epsilon), Dy.contiguous()
+    job.Dy, (job.Dx, job.Dscale, job.Dgate) = view(Dy), map(view, outputs)
+    _run("gated_norm_backward", x.dtype, job)
 
 
 def _gated_norm(x: Tensor, scale: Tensor | None, gate: Tensor | None, epsilon: float) -> _GatedNorm:
-    D = x.shape[-1]
+    given, D = [None if y is None else y.contiguous() for y in (x, scale, gate)], x.shape[-1]
     period = 1 if scale is None else scale.numel() // D
-    return _GatedNorm(x.numel() // D, D, period, torch.get_num_threads(), epsilon, view(x), view(scale), view(gate))
+    job = _GatedNorm(x.numel() // D, D, period, torch.get_num_threads(), epsilon, *map(view, given))
+    job.held = given
+    return job
+
+
+_norm_forward = Operator(
+    "rms_norm",
+    "(Tensor x, Tensor? scale, Tensor? gate, float epsilon) -> Tensor",
+    lambda x, *_: empty(x, x),
+    _launch_norm,
+)
+_norm_backward = Operator(
+    "rms_norm_backward",
+    "(Tensor x, Tensor? scale, Tensor? gate, Tensor Dy, float epsilon) -> (Tensor, Tensor, Tensor)",
+    lambda x, scale, gate, *_: (empty(x, x), empty(scale, x), empty(gate, x)),
+    _launch_norm_backward,
+)
+
+
+def _keep_norm(ctx, inputs, output):
+    ctx.epsilon = inputs[3]
+    ctx.save_for_backward(*inputs[:3])
+
+
+def _norm_gradients(ctx, Dy: Tensor):
+    given = ctx.saved_tensors
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # for second derivatives, which torch knows
+
+        def function(x, scale, gate):
+            return (rms_norm(x, scale, ctx.epsilon, gate, backend="torch"),)
+
+        return *gradients(function, given, ctx.needs_input_grad[:3], (Dy,)), None
+    return *(None if y is None else D for y, D in zip(given, _norm_backward(*given, Dy, ctx.epsilon))), None
+
+
+gated_norm = differentiable(_norm_forward, _keep_norm, _norm_gradients)
+"""x (..., D), scale of x's last axes or None, gate like x or None, epsilon -> rms_norm(x) · scale · silu(gate), (..., D)."""

@@ -15,13 +15,11 @@ template <typename T>
 struct Arrays {
   Gemm<T> gemm;
   View<const T> q, k, v, beta, n, m, lr;
-  View<const T> W[kMaxMaps], S[kMaxMaps], given[kMaxMaps];  // G, n, w
-  View<T> y, saved, states;
-  View<T> last_W[kMaxMaps], last_S[kMaxMaps];
+  View<const T> start, given;  // lane after lane, map after map: W and S, (2, n, w), and the anchor, (n, w)
+  View<T> y, last, saved, states;
   // the backward's
-  View<const T> Dy, Dlast_W[kMaxMaps], Dlast_S[kMaxMaps];
-  View<T> Dq, Dk, Dv, Dbeta, Dn, Dm, Dlr;
-  View<T> DW[kMaxMaps], DS[kMaxMaps], Dgiven[kMaxMaps];
+  View<const T> Dy, Dlast;
+  View<T> Dq, Dk, Dv, Dbeta, Dn, Dm, Dlr, Dstart, Dgiven;
 };
 
 template <typename T>
@@ -57,7 +55,7 @@ template <typename T>
 class Lane : public Keys<T> {
   using Base = Keys<T>;
   using Base::E, Base::L, Base::n, Base::s, Base::map, Base::joint, Base::room, Base::taken;
-  using Base::take, Base::size, Base::mm, Base::copy, Base::zero, Base::add;
+  using Base::take, Base::size, Base::place, Base::mm, Base::copy, Base::zero, Base::add;
 
  public:
   using Base::per_tile;
@@ -98,8 +96,8 @@ class Lane : public Keys<T> {
     auto [tile, A, scratch, unsaved, grams, work] = forward_buffers();
     T *const *W = tile.made, *const *S = tile.moved;
     for (int l = 0; l < n; l++) {
-      copy(W[l], a.W[l] + g * size(l), size(l)), copy(S[l], a.S[l] + g * size(l), size(l));
-      tile.A[l] = own_anchor ? A[l] : s.fresh ? W[l] : a.given[l] + g * size(l);
+      load(a.start + place(g, l, 2), W[l], S[l], l);
+      tile.A[l] = own_anchor ? A[l] : s.fresh ? W[l] : a.given + place(g, l);
     }
     for (int64_t i = 0; i < s.tiles; i++) {
       const int64_t at = i * s.lanes + g;
@@ -113,15 +111,14 @@ class Lane : public Keys<T> {
       commit(tile.made, tile.moved, at, s.saving && keeps_grams ? kept + grams_at : grams, work);
       if (s.reads) read(tile.made, old_reads(), L, at, kept, scratch.data());
     }
-    for (int l = 0; l < n; l++)
-      copy(a.last_W[l] + g * size(l), W[l], size(l)), copy(a.last_S[l] + g * size(l), S[l], size(l));
+    for (int l = 0; l < n; l++) store(a.last + place(g, l, 2), W[l], S[l], l);
   }
 
   void backward(int64_t g, T* own_room) {
     room = own_room, taken = 0;
     auto [tiles, D, DW, DS, DA, Du, Dz, scratch, work] = backward_buffers();
     for (int l = 0; l < n; l++) {
-      copy(DW[l], a.Dlast_W[l] + g * size(l), size(l)), copy(DS[l], a.Dlast_S[l] + g * size(l), size(l));
+      load(a.Dlast + place(g, l, 2), DW[l], DS[l], l);
       if (s.fresh && !own_anchor) DA[l] = DW[l];  // the anchor is the tile's W
       else zero(DA[l], size(l));
     }
@@ -142,8 +139,8 @@ class Lane : public Keys<T> {
       }
     }
     for (int l = 0; l < n; l++) {
-      copy(a.DW[l] + g * size(l), DW[l], size(l)), copy(a.DS[l] + g * size(l), DS[l], size(l));
-      if (!s.fresh) copy(a.Dgiven[l] + g * size(l), DA[l], size(l));
+      store(a.Dstart + place(g, l, 2), DW[l], DS[l], l);
+      if (!s.fresh) copy(a.Dgiven + place(g, l), DA[l], size(l));
     }
   }
 
@@ -154,6 +151,10 @@ class Lane : public Keys<T> {
   std::vector<Part<T>> parts;
   int64_t W_at[kMaxMaps], S_at[kMaxMaps], A_at[kMaxMaps], read_z[kMaxMaps], grams_at = 0;
   int64_t gram_size = 0, widest = 0, forward_room = 0, backward_room = 0;
+
+  // W and S of map l, from an array that has them one after the other, or into it
+  void load(const T* from, T* W, T* S, int l) const { copy(W, from, size(l)), copy(S, from + size(l), size(l)); }
+  void store(T* to, const T* W, const T* S, int l) const { copy(to, W, size(l)), copy(to + size(l), S, size(l)); }
 
   // tokens before this one read the weights before the commit, those from it on the ones after
   int64_t old_reads() const { return rule.commit && !s.before ? L - 1 : L; }
@@ -220,7 +221,7 @@ class Lane : public Keys<T> {
     for (int l = 0; l < n; l++) {
       t.W[l] = i == first ? state + W_at[l] : tiles[i - first - 1].made[l];
       t.S[l] = i == first ? state + S_at[l] : tiles[i - first - 1].moved[l];
-      if (!s.fresh) t.A[l] = a.given[l] + g * size(l);
+      if (!s.fresh) t.A[l] = a.given + place(g, l);
       else if (i % s.period == 0) t.A[l] = t.W[l];
       else t.A[l] = i == first ? state + A_at[l] : tiles[i - first - 1].A[l];
     }
@@ -232,7 +233,7 @@ class Lane : public Keys<T> {
     }
     t.grams = keeps_grams ? kept + grams_at : t.again;
     if (s.save_every == 1) {
-      for (int l = 0; l < n; l++) t.after[l] = i + 1 < s.tiles ? following + W_at[l] : a.last_W[l] + g * size(l);
+      for (int l = 0; l < n; l++) t.after[l] = i + 1 < s.tiles ? following + W_at[l] : a.last + place(g, l, 2);
       return;
     }
     for (int l = 0; l < n; l++) copy(t.made[l], t.W[l], size(l)), t.after[l] = t.made[l];
@@ -353,14 +354,12 @@ bool fits(const Sizes& s, const Arrays<T>& a, const Lane<T>& lane, bool backward
   if (s.saving || backward) {
     border.array(a.saved, {N, G, lane.per_tile}).array(a.states, {(N - 1) / s.save_every + 1, G, lane.state_size});
   }
-  for (int l = 0; l < s.maps; l++) {
-    const auto one = {G, s.in[l], s.out[l]};
-    if (!s.fresh) border.array(a.given[l], one);
-    border.array(a.last_W[l], one);
-    if (!backward) border.array(a.W[l], one).array(a.S[l], one).array(a.last_S[l], one);
-    if (backward) border.array(a.Dlast_W[l], one).array(a.Dlast_S[l], one).array(a.DW[l], one).array(a.DS[l], one);
-    if (backward && !s.fresh) border.array(a.Dgiven[l], one);
-  }
+  const int64_t numbers = lane.state_numbers();
+  border.array(a.last, {G, 2, numbers});
+  if (!s.fresh) border.array(a.given, {G, numbers});
+  if (!backward) border.array(a.start, {G, 2, numbers});
+  if (backward) border.array(a.Dlast, {G, 2, numbers}).array(a.Dstart, {G, 2, numbers});
+  if (backward && !s.fresh) border.array(a.Dgiven, {G, numbers});
   if (!backward && s.reads) border.array(a.y, {N, G, L, V});
   if (backward) {
     border.array(a.Dk, {N, G, E, F}).array(a.Dv, {N, G, E, V}).array(a.Dbeta, {N, G, L + 1});

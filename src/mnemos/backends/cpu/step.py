@@ -9,6 +9,7 @@ from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState
 from ..torch.step import step as torch_step
 from . import token
+from .build import unavailable_reason
 from .engine import unsupported
 
 
@@ -17,7 +18,7 @@ def unsupported_step(k: Tensor, spec: MemorySpec, backend: str = "auto") -> str 
         return "the kernel for one token has no gradients"
     if spec.commits:
         return "the kernel for one token has rule='gd' only"
-    return unsupported(k, spec) or token.unavailable_reason()
+    return unsupported(k, spec) or unavailable_reason("token")
 
 
 def step(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask):

@@ -21,7 +21,7 @@ from ...memory.gating import fixed_retain_logits, gate_logits
 from ...memory.networks import Chain
 from ...memory.spec import MemorySpec
 from .border import DONE, check
-from .build import Unavailable, gemm, library
+from .build import gemm, library
 from .structs import LOSSES, MAPS, Arrays, Block, BlockSizes, Layer, LayerSizes, Many, Mix, Ring, RingSizes, Sizes
 from .structs import Matrices as MatrixViews
 
@@ -58,16 +58,6 @@ class RingCall(Call):
         _fill(pointers, x, y)
         _run("attend", x.dtype, ctypes.addressof(sizes), ctypes.addressof(pointers))
         return y
-
-
-@functools.cache
-def unavailable_reason() -> str | None:
-    """Why the kernel cannot be had here, or None where it can. The first call compiles it: some seconds, once per machine."""
-    try:
-        library("token"), gemm(torch.float32), gemm(torch.float64)
-    except Unavailable as reason:
-        return str(reason)
-    return None
 
 
 ARGUMENTS = {  # p: pointer, i: int64, d: double

@@ -19,7 +19,7 @@ def _supports(*arguments) -> None:
     """Every call."""
 
 
-@kernel("scan", "torch", _supports)
+@kernel("scan", "torch", _supports, compiles=True)
 def scan(q, k, *arguments):
     low = None
     if k.dtype != torch.float64 and torch.is_autocast_enabled(k.device.type):
@@ -27,5 +27,5 @@ def scan(q, k, *arguments):
     return _scan(q, k, *arguments, Engine(low))
 
 
-kernel("step", "torch", _supports)(step)
-kernel("traced_scan", "torch", _supports)(traced_scan)
+kernel("step", "torch", _supports, compiles=True)(step)
+kernel("traced_scan", "torch", _supports, compiles=True)(traced_scan)

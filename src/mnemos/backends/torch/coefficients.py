@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...nn.checkpoint import full_precision
+
 UNDERFLOW = {torch.float32: 1e-30, torch.float64: 1e-290}
 
 
@@ -47,7 +49,7 @@ class _DecayProducts(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads: Tensor) -> Tensor:
         (P,), (dP,) = ctx.saved_tensors, grads
-        with torch.autocast(P.device.type, enabled=False):  # whatever is enabled where `.backward()` is called
+        with full_precision(P.device.type):  # whatever is enabled where `.backward()` is called
             Z = P.mT @ dP.tril()  # Z[r,s] = sum_{t>=r} P[t,r] dP[t,s]
         inner = (Z[..., 1:, :-1] * P[..., :-1, :-1]).sum(-1)  # P[r-1,s] is 0 for s >= r
         return torch.nn.functional.pad(inner, (1, 0))

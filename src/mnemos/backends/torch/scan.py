@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState, common_chunk_offset
+from ...nn.checkpoint import full_precision
 from . import kv_scan
 from .chunking import ChunkRun, cut, from_tiles, to_tiles, to_window_tokens
 from .coefficients import committed_coefficients, gd_coefficients
@@ -23,7 +24,7 @@ from .varlen import scan_varlen
 
 def scan(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask, cu_seqlens, engine: Engine):
     """`mnemos.memory.scan` of checked arguments."""
-    with torch.autocast(k.device.type, enabled=False):  # coefficients and states are float32 or wider
+    with full_precision(k.device.type):  # coefficients and states are float32 or wider
         return _scan(q, k, v, gates, state, spec, features, mask, cu_seqlens, engine)
 
 
