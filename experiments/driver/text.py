@@ -18,7 +18,7 @@ from mnemos.train.schedules import chunk_size
 from mnemos.trials import train
 from mnemos.trials.text import TEST_SEED, bits, corpus, rows
 
-from .models import config_of, course_of
+from .models import config_of, trial_config
 
 
 def run(cell: dict[str, Any]) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def run(cell: dict[str, Any]) -> dict[str, Any]:
         ids = rows(learn, count, T, (seed + 1) * steps + step)
         return ids, ids
 
-    found = train(model, course_of(cell, batch))
+    found = train(model, trial_config(cell, batch))
     test = rows(held_out, cell["examples"], T, TEST_SEED)
     found["bits"] = bits(model, test)
     if cell.get("routing"):

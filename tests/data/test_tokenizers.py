@@ -10,8 +10,8 @@ from corpora import jsonl, opened, prose
 
 from mnemos.data import ByteTokenizer, check_vocabulary, open_tokenizer, readers, train_bpe
 from mnemos.data.bpe import sample_texts
-from mnemos.data.readers import Rules, read
-from mnemos.data.report import Report
+from mnemos.data.readers import ReadRules, read
+from mnemos.data.report import ReadReport
 from mnemos.data.sources import resolve
 
 pytest.importorskip("tokenizers")
@@ -67,11 +67,11 @@ def test_a_saved_bpe_opens_from_its_file_its_folder_and_transformers(bpe, tmp_pa
 
 
 def test_a_text_tokenised_in_pieces_has_the_same_tokens(bpe, tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "BLOCK", 1000)
+    monkeypatch.setattr(readers, "BLOCK_BYTES", 1000)
     text = prose(20_000, seed=3).replace(". ", ".\n\n   ")
     (tmp_path / "a.txt").write_text(text)
-    (source,) = resolve([str(tmp_path / "a.txt")], Rules())
-    pieces = [piece.text for piece in read(source.items[0], Rules(), Report())]
+    (source,) = resolve([str(tmp_path / "a.txt")], ReadRules())
+    pieces = [piece.text for piece in read(source.items[0], ReadRules(), ReadReport())]
     assert len(pieces) > 10
     assert [i for ids in bpe.encode_batch(pieces) for i in ids.tolist()] == bpe.encode(text)
 
@@ -129,11 +129,11 @@ def test_the_sample_takes_from_every_file_and_source_by_weight(tmp_path):
     many.mkdir()
     for i in range(10):
         (tmp_path / f"many{i}.txt").rename(many / f"{i}.txt")
-    sources = resolve([f"{many}:3", f"{tmp_path / 'other.txt'}:1"], Rules())
-    text = "".join(sample_texts(sources, Rules(), 4000))
+    sources = resolve([f"{many}:3", f"{tmp_path / 'other.txt'}:1"], ReadRules())
+    text = "".join(sample_texts(sources, ReadRules(), 4000))
     assert 3900 <= len(text) <= 4100 and 900 <= text.count("x") <= 1100
     assert all(text.count(str(i)) >= 250 for i in range(10))
-    assert text == "".join(sample_texts(sources, Rules(), 4000))
+    assert text == "".join(sample_texts(sources, ReadRules(), 4000))
 
 
 def test_bpe_is_trained_on_first_use_and_kept(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import torch
 from oracles import BYTES, uniform
 
 from mnemos.data.tasks import mqar
-from mnemos.eval import SUITES, Evaluator, Settings, mqar_suite, run_suites
+from mnemos.eval import SUITES, EvalSettings, Evaluator, mqar_suite, run_suites
 from mnemos.eval.model_adapter import LanguageModel
 from mnemos.eval.suites import Context
 from mnemos.models import MnemosForCausalLM, presets
@@ -18,7 +18,7 @@ from mnemos.models import MnemosForCausalLM, presets
 @pytest.mark.parametrize("suite", ["needle", "capacity", "length"])
 def test_progress_counts_as_far_as_it_said(suite, tmp_path, text):
     (tmp_path / "t.txt").write_text(text)
-    settings = Settings(
+    settings = EvalSettings(
         text=str(tmp_path / "t.txt"), lengths=(400, 500), depths=(0.5, 1.0), samples=1, pairs=(1, 3), generate=False
     )
     lm, counted = LanguageModel(uniform(), BYTES), []
@@ -30,7 +30,7 @@ def test_progress_counts_as_far_as_it_said(suite, tmp_path, text):
 def test_a_suite_that_fails_leaves_its_reason_and_the_others_go_on(tmp_path):
     output = tmp_path / "r.json"
     told = []
-    settings = Settings(pairs=(1,))
+    settings = EvalSettings(pairs=(1,))
     run_suites(
         uniform(),
         BYTES,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..models import MnemosConfig, MnemosForCausalLM, presets
-from ..trials import Course, train
+from ..trials import TrialConfig, train
 from .grid import overrides
 from .tasks import TASKS
 
@@ -32,10 +32,10 @@ def run_cell(settings: dict[str, Any], ablation: str, seed: int) -> dict[str, An
     torch.manual_seed(seed)
     model = MnemosForCausalLM(model_config(settings, ablation))
     first = (seed + 1) * settings["steps"]
-    course = Course(
+    trial = TrialConfig(
         settings["steps"],
         settings["lr"],
         lambda step: task.train(settings, first + step, settings["batch_size"]),
     )
-    trained = train(model, course)
+    trained = train(model, trial)
     return {"ablation": ablation, "seed": seed, "score": task.score(settings, model, settings["examples"])} | trained

@@ -24,16 +24,16 @@ from .cell import model_config, run_cell
 from .grid import FULL, applicable
 from .tasks import TASKS
 
-Report = Callable[[dict[str, Any]], object]
+OnCell = Callable[[dict[str, Any]], object]
 
 
 @dataclass(frozen=True)
-class Settings:
+class AblationSettings:
     """Everything that a score depends on besides the ablation and the seed.
 
     overrides: of `presets.config`. vocab_size and pairs are those of MQAR; the other tasks have their own.
 
-    >>> Settings(task="mqar", steps=100).check()
+    >>> AblationSettings(task="mqar", steps=100).check()
     """
 
     preset: str = "atlas"
@@ -62,12 +62,12 @@ class Settings:
 
 
 def run(
-    settings: Settings,
+    settings: AblationSettings,
     folder: str | os.PathLike,
     ablations: Sequence[str] | None = None,
     seeds: int = 3,
     workers: int | None = None,
-    report: Report | None = None,
+    report: OnCell | None = None,
 ) -> list[dict[str, Any]]:
     """Every ablation (None: all that change the model) and the full model, with each of `seeds` seeds: one result per cell.
 
@@ -98,7 +98,7 @@ def _run_cells(
     workers: int,
     path: Path,
     results: list[dict[str, Any]],
-    report: Report | None,
+    report: OnCell | None,
 ) -> None:
     for index, result in run_all(run_cell, [(settings, *cell) for cell in cells], workers):
         name, seed = cells[index]

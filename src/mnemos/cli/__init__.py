@@ -16,7 +16,7 @@ from .. import __version__
 from .commands import COMMANDS, find_command
 from .commands import Command as Command
 from .commands import register_command as register_command
-from .help import ABOUT, print_help
+from .help import DESCRIPTION, print_help
 from .imports import import_all, take_imports
 
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
@@ -104,7 +104,7 @@ def _parse_all(arguments: Sequence[str]) -> None:
         name: nothing if command.parses_arguments else _later(command.load()) for name, command in COMMANDS.items()
     }
     parsed(
-        lambda: tyro.extras.subcommand_cli_from_dict(functions, prog="mnemos", args=arguments, description=ABOUT),
+        lambda: tyro.extras.subcommand_cli_from_dict(functions, prog="mnemos", args=arguments, description=DESCRIPTION),
         "mnemos",
     )
 

@@ -47,7 +47,7 @@ def ablate(
         output: folder of the results (ablations/PRESET-TASK).
         plot: the picture, .png, .svg or .pdf (ablation.png in that folder; needs matplotlib).
     """
-    from ..ablate import TASKS, Settings, applicable, run, summary
+    from ..ablate import TASKS, AblationSettings, applicable, run, summary
     from ..ablate.cell import model_config
     from ..ablate.grid import FULL
     from ..ablate.runner import read_results
@@ -55,7 +55,7 @@ def ablate(
     from ..train.config import ModelConfig
     from .progress import bar_of_cells
 
-    settings = Settings(
+    settings = AblationSettings(
         preset=preset,
         size=size,
         overrides=ModelConfig(set=set).overrides(),

@@ -11,11 +11,11 @@ import tyro
 from ..data.config import DataConfig
 
 if TYPE_CHECKING:
-    from ..data import Data, Report
+    from ..data import Data, ReadReport
 
 
 @dataclass
-class Build:
+class BuildData:
     """Tokenise the sources into shards, unless they are there, and print what was read and what was left out."""
 
     sources: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
@@ -24,7 +24,7 @@ class Build:
 
 
 @dataclass
-class Show(Build):
+class ShowData(BuildData):
     """Print what was read, and the first rows that a training with this seed would see."""
 
     rows: int = 2
@@ -37,21 +37,21 @@ class Show(Build):
 
 def data(
     command: Annotated[
-        Annotated[Build, tyro.conf.subcommand("build")] | Annotated[Show, tyro.conf.subcommand("show")],
+        Annotated[BuildData, tyro.conf.subcommand("build")] | Annotated[ShowData, tyro.conf.subcommand("show")],
         tyro.conf.arg(name=""),
     ],
 ) -> None:
     """Prepare or look at training data."""
     from ..data import open_data
 
-    if isinstance(command, Show):
+    if isinstance(command, ShowData):
         for name in ("rows", "width", "seed"):
             if getattr(command, name) < 0:
                 raise ValueError(f"{name}={getattr(command, name)} must be 0 or more")
     config = dataclasses.replace(command.data, sources=command.sources or command.data.sources, prefetch=0)
-    opened = open_data(config, seed=command.seed if isinstance(command, Show) else 0)
+    opened = open_data(config, seed=command.seed if isinstance(command, ShowData) else 0)
     _print_report(opened)
-    if isinstance(command, Show):
+    if isinstance(command, ShowData):
         _print_rows(opened, command.rows, command.width)
 
 
@@ -63,7 +63,7 @@ def _print_report(opened: Data) -> None:
     for column in ("source", "weight", "documents", "tokens", "bytes", "bytes/token", "repaired", "skipped"):
         grid.add_column(column, justify="left" if column in ("source", "skipped") else "right")
 
-    def add(name: str, weight: str, report: Report) -> None:
+    def add(name: str, weight: str, report: ReadReport) -> None:
         numbers = (report.documents, report.tokens, report.bytes)
         grid.add_row(
             name,

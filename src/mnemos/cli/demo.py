@@ -17,11 +17,11 @@ def demo(output: Path = Path("runs/demo"), seconds: float = 170.0, seed: int = 0
     """
     import dataclasses
 
-    from ..demo import Plan, run
-    from ..demo.training import Course
+    from ..demo import DemoPlan, run
+    from ..demo.training import Curriculum
 
     if not seconds > 0:
         raise ValueError(f"seconds={seconds!r} must be > 0")
     if seed < 0:
         raise ValueError(f"seed={seed} must be 0 or more")
-    run(output, Plan(seconds=seconds, course=dataclasses.replace(Course(), seed=seed)))
+    run(output, DemoPlan(seconds=seconds, curriculum=dataclasses.replace(Curriculum(), seed=seed)))

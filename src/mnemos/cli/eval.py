@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from ..eval.settings import PATHS, Settings
+from ..eval.settings import PATHS, EvalSettings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +27,7 @@ def evaluate(
     watch: float | None = None,
     once: bool = False,
     allow_missing: bool = False,
-    options: Annotated[Settings, tyro.conf.OmitArgPrefixes, tyro.conf.arg(name="suite")] = Settings(),  # noqa: B008
+    options: Annotated[EvalSettings, tyro.conf.OmitArgPrefixes, tyro.conf.arg(name="suite")] = EvalSettings(),  # noqa: B008
 ) -> None:
     """Measure a model: a run's folder, a folder that transformers can open, or a hub's name.
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from .commands import COMMANDS
 
-ABOUT = "Sequence models whose memory learns at test time. Each command has --help; --version prints which this is."
+DESCRIPTION = (
+    "Sequence models whose memory learns at test time. Each command has --help; --version prints which this is."
+)
 OPTIONS = {
     "-h, --help": "show this help message and exit",
     "--version": "print the version and exit",
@@ -30,7 +32,7 @@ def print_help() -> None:
             grid.add_row(indent + name, about)
         return Panel(grid, title=title, title_align="left", box=box.ROUNDED, border_style="dim")
 
-    print(f"usage: mnemos [-h] {{{','.join(COMMANDS)}}}\n\n{ABOUT}\n")
+    print(f"usage: mnemos [-h] {{{','.join(COMMANDS)}}}\n\n{DESCRIPTION}\n")
     console.print(panel("options", OPTIONS), highlight=False, markup=False)
     commands = {name: command.about for name, command in COMMANDS.items()}
     console.print(panel("subcommands", commands, "• "), highlight=False, markup=False)

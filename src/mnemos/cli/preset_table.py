@@ -12,7 +12,7 @@ from typing import Any
 
 from ..choices import unknown
 
-FILE = Path(__file__).with_suffix(".json")
+PRESET_TABLE_FILE = Path(__file__).with_suffix(".json")
 
 
 def kept() -> dict[str, Any]:
@@ -21,7 +21,7 @@ def kept() -> dict[str, Any]:
     >>> kept()["presets"]["titans-mag"]["block"]
     'mag'
     """
-    return json.loads(FILE.read_text(encoding="utf-8"))
+    return json.loads(PRESET_TABLE_FILE.read_text(encoding="utf-8"))
 
 
 def computed() -> dict[str, Any]:
@@ -48,4 +48,4 @@ def check_size(name: str, table: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    FILE.write_text(json.dumps(computed(), indent=1) + "\n", encoding="utf-8")
+    PRESET_TABLE_FILE.write_text(json.dumps(computed(), indent=1) + "\n", encoding="utf-8")

@@ -10,7 +10,7 @@ import tyro
 
 
 @dataclass
-class Train:
+class TrainTokenizer:
     """Train a byte-level BPE tokenizer with <pad> <unk> <bos> <eos> on a sample of the sources, and write it as a folder."""
 
     data: Annotated[tuple[str, ...], tyro.conf.Positional] = ("embedded",)
@@ -32,7 +32,7 @@ class Train:
 
 
 @dataclass
-class Show:
+class ShowTokenizer:
     """Print a tokenizer's size and special tokens, and how it cuts a text."""
 
     name: Annotated[str, tyro.conf.Positional] = "bytes"
@@ -45,21 +45,22 @@ class Show:
 
 def tokenizer(
     command: Annotated[
-        Annotated[Train, tyro.conf.subcommand("train")] | Annotated[Show, tyro.conf.subcommand("show")],
+        Annotated[TrainTokenizer, tyro.conf.subcommand("train")]
+        | Annotated[ShowTokenizer, tyro.conf.subcommand("show")],
         tyro.conf.arg(name=""),
     ],
 ) -> None:
     """Make or look at tokenizers."""
-    _train(command) if isinstance(command, Train) else _show(command)
+    _train(command) if isinstance(command, TrainTokenizer) else _show(command)
 
 
-def _train(command: Train) -> None:
+def _train(command: TrainTokenizer) -> None:
     from ..data.bpe import kept, sample_texts, train_bpe
     from ..data.display import training_tokenizer
-    from ..data.readers import Rules
+    from ..data.readers import ReadRules
     from ..data.sources import resolve
 
-    rules = Rules(column=command.text_column)
+    rules = ReadRules(column=command.text_column)
     sources = resolve(command.data, rules)
     folder = Path(command.output)
     if (folder / "tokenizer.json").exists():
@@ -76,7 +77,7 @@ def _train(command: Train) -> None:
         print(f"The text holds no more pairs worth a token, though {command.vocab_size} were asked for.")
 
 
-def _show(command: Show) -> None:
+def _show(command: ShowTokenizer) -> None:
     from ..data.tokenizer import open_tokenizer
 
     opened = open_tokenizer(command.name, command.eos_token)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
-SHORT = {
+SHORT_FLAGS = {
     "--preset": "--model.preset",
     "--size": "--model.size",
     "--data": "--data.sources",
@@ -99,7 +99,7 @@ def read_arguments(arguments: Sequence[str]):
     """The config that the flags ask for, and whether to resume."""
     import tyro
 
-    from ..train.config import LENGTHS, TrainConfig, merge
+    from ..train.config import EXCLUSIVE_LENGTHS, TrainConfig, merge
     from ..train.ownership import check_name
     from ..train.recipes import RECIPES, recipe
     from ..train.runs import new_name
@@ -123,7 +123,7 @@ def read_arguments(arguments: Sequence[str]):
         config.name, config.folder = path.name, str(path.parent)
     before = dataclasses.replace(config.model)
     flags = {item.partition("=")[0] for item in rest}
-    for name, other in LENGTHS.items():
+    for name, other in EXCLUSIVE_LENGTHS.items():
         if f"--{name}" in flags:
             setattr(config, other, None)
     about = (
@@ -136,7 +136,7 @@ def read_arguments(arguments: Sequence[str]):
         + "\n\n--resume [RUN] goes on with a run, without RUN with the newest.\n"
         + "--dry-run [N] starts nothing: it builds one block of each kind, and tells parameters, steps and memory on N devices.\n"
         + "Short forms: "
-        + ", ".join(f"{short} for {full}" for short, full in SHORT.items())
+        + ", ".join(f"{short} for {full}" for short, full in SHORT_FLAGS.items())
         + ".\n--output-dir RUN is the run's folder: --folder and --name in one (with --name, the folder that holds it)."
     )
     try:
@@ -186,7 +186,7 @@ def _take(arguments: Sequence[str]) -> tuple[list[str], dict[str, list[str]], st
         elif flag == "--resume":
             resume = value if equals else items.pop(0) if items and not items[0].startswith("-") else ""
         else:
-            rest.append(SHORT.get(flag, flag) + equals + value)
+            rest.append(SHORT_FLAGS.get(flag, flag) + equals + value)
     return rest + _place(place, {item.partition("=")[0] for item in rest}), chosen, resume
 
 
@@ -210,7 +210,7 @@ def _place(output_dir: str | None, flags: set[str]) -> list[str]:
 def _in_short(text: str, arguments: Sequence[str]) -> str:
     """A sentence about flags, with the short forms that the user wrote."""
     given = {item.partition("=")[0] for item in arguments}
-    for short, full in SHORT.items():
+    for short, full in SHORT_FLAGS.items():
         text = re.sub(rf"{re.escape(full)}(?![\w.-])", short, text) if short in given else text
     return text
 

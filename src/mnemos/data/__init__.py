@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from .dataset import Data, open_data
     from .long_context import BookDataset, LongContextDataset
     from .padding import collate
-    from .readers import Item, Reader, Rules, open_item, register_reader
+    from .readers import Item, Reader, ReadRules, open_item, register_reader
     from .recall import RecallDataset
-    from .report import Report
+    from .report import ReadReport
     from .tokenizer import ByteTokenizer, Tokenizer, check_vocabulary, open_tokenizer
 
 _HOME = {
@@ -31,8 +31,8 @@ _HOME = {
     "LongContextDataset": "long_context",
     "Reader": "readers",
     "RecallDataset": "recall",
-    "Report": "report",
-    "Rules": "readers",
+    "ReadReport": "report",
+    "ReadRules": "readers",
     "Tokenizer": "tokenizer",
     "check_vocabulary": "tokenizer",
     "collate": "padding",
@@ -52,10 +52,10 @@ __all__ = [
     "FixedBatches",
     "Item",
     "LongContextDataset",
+    "ReadReport",
+    "ReadRules",
     "Reader",
     "RecallDataset",
-    "Report",
-    "Rules",
     "Tokenizer",
     "check_vocabulary",
     "collate",

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 
 from .document_streams import Lanes
+from .labels import IGNORED
 from .packing import Packed, Row, Stream
 from .shards import Store
 from .shuffle import uniform
 
-IGNORED = -100
 Batch = dict[str, Tensor]
 
 
-class Plan(Protocol):
+class BatchPlan(Protocol):
     """Which rows make the next global batch."""
 
     def rows(self) -> list[Row]: ...
@@ -93,7 +93,7 @@ class Batches:
     Batches made ahead do not count: what is taken up again is what was not given out yet.
     """
 
-    def __init__(self, plan: Plan, assemble: Assembler, identity: dict[str, Any], prefetch: int = 0):
+    def __init__(self, plan: BatchPlan, assemble: Assembler, identity: dict[str, Any], prefetch: int = 0):
         self.plan, self.assemble, self.identity, self.prefetch = plan, assemble, identity, prefetch
         self._state = plan.state()
         self._stop: Callable[[], None] | None = None
@@ -166,12 +166,12 @@ def _let_them_end() -> None:
         thread.join()
 
 
-def _make(plan: Plan, assemble: Assembler) -> tuple[Batch, dict[str, Any]]:
+def _make(plan: BatchPlan, assemble: Assembler) -> tuple[Batch, dict[str, Any]]:
     rows = plan.rows()
     return assemble(rows), plan.state()
 
 
-def _make_ahead(plan: Plan, assemble: Assembler, made: queue.Queue, stopped: threading.Event) -> None:
+def _make_ahead(plan: BatchPlan, assemble: Assembler, made: queue.Queue, stopped: threading.Event) -> None:
     while not stopped.is_set():
         try:
             item: Any = _make(plan, assemble)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ..atomic_io import whole_file
 from .files import require
-from .readers import Rules, read
-from .report import Report
+from .readers import ReadRules, read
+from .report import ReadReport
 from .sources import Source
 from .tokenizer import MAX_VOCAB, SPECIAL, FastTokenizer
 
@@ -46,7 +46,7 @@ def train_bpe(
 
 def sample_texts(
     sources: Sequence[Source],
-    rules: Rules,
+    rules: ReadRules,
     target_chars: int,
     seed: int = 0,
     on_chars: Callable[[int], None] = lambda n: None,
@@ -62,7 +62,7 @@ def sample_texts(
         order.shuffle(items)
         for i, item in enumerate(items):
             share = wanted / (len(items) - i)  # what one file lacks, the others give
-            for piece in read(item, rules, Report()):
+            for piece in read(item, rules, ReadReport()):
                 text = piece.text[: max(1, int(share))]
                 found = True
                 yield text

@@ -20,8 +20,8 @@ from .display import building, training_tokenizer
 from .document_streams import Lanes
 from .files import cache_folder
 from .packing import Packed, Stream
-from .readers import Rules
-from .report import Report
+from .readers import ReadRules
+from .report import ReadReport
 from .shards import Store
 from .shuffle import mix
 from .sources import Source, resolve
@@ -39,7 +39,7 @@ class Data:
     ):
         self.config, self.tokenizer, self.vocab_size = config, tokenizer, tokenizer.vocab_size
         self.stores: Sequence[Store] = stores
-        self.report = Report()
+        self.report = ReadReport()
         names = [source.name for source in sources]
         self._parts = split(
             stores,
@@ -156,13 +156,13 @@ def open_data(
     return Data(config, sources, stores, tokenizer, seed, rank, world_size)
 
 
-def rules_of(config: DataConfig) -> Rules:
+def rules_of(config: DataConfig) -> ReadRules:
     """The part of a config that says what a document is."""
-    return Rules(config.text_column, config.min_chars, config.max_document_bytes, config.hub_bytes, config.split)
+    return ReadRules(config.text_column, config.min_chars, config.max_document_bytes, config.hub_bytes, config.split)
 
 
 def tokenizer_of(
-    config: DataConfig, sources: Sequence[Source], rules: Rules, cache: Path, progress: bool | None
+    config: DataConfig, sources: Sequence[Source], rules: ReadRules, cache: Path, progress: bool | None
 ) -> Tokenizer:
     """The tokenizer of a config; `bpe:n` is trained on the sources when it is asked for the first time."""
     kind, _, size = config.tokenizer.partition(":")

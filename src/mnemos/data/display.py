@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator
 
-from .build import Progress
+from .build import TokenizeProgress
 
 
 @contextlib.contextmanager
-def building(total: int, show: bool | None) -> Generator[Callable[[Progress], None], None, None]:
+def building(total: int, show: bool | None) -> Generator[Callable[[TokenizeProgress], None], None, None]:
     """A bar over the bytes of all files, with the tokens made so far; it appears with the first progress."""
     from rich.console import Console
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -23,7 +23,7 @@ def building(total: int, show: bool | None) -> Generator[Callable[[Progress], No
     task = bar.add_task("", total=max(1, total), made="")
     tokens = text = 0
 
-    def on_progress(progress: Progress) -> None:
+    def on_progress(progress: TokenizeProgress) -> None:
         nonlocal tokens, text
         if not bar.live.is_started:
             bar.start()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .packing import CHUNK, Row, Span
+from .packing import ORDER_CHUNK_ROWS, Row, Span
 from .shuffle import mix, permute
 from .splits import Documents
 
@@ -25,11 +25,11 @@ class Chapters:
     def get(self, number: int) -> tuple[int, int]:
         """Start and length of the chapter that comes as `number`, counted over all epochs."""
         epoch, place = divmod(number, self.count)
-        chunk = place // CHUNK
+        chunk = place // ORDER_CHUNK_ROWS
         if self._order[:2] != (epoch, chunk):
-            places = np.arange(chunk * CHUNK, min(self.count, (chunk + 1) * CHUNK))
+            places = np.arange(chunk * ORDER_CHUNK_ROWS, min(self.count, (chunk + 1) * ORDER_CHUNK_ROWS))
             self._order = (epoch, chunk, permute(places, self.count, mix(self.key, epoch)).tolist())
-        piece = self._order[2][place % CHUNK]
+        piece = self._order[2][place % ORDER_CHUNK_ROWS]
         document = int(self.ends.searchsorted(piece, side="right"))
         offset = (piece - (int(self.ends[document - 1]) if document else 0)) * self.size
         return int(self.starts[document]) + offset, min(self.size, int(self.lengths[document]) - offset)

@@ -6,10 +6,10 @@ import os
 import sysconfig
 from collections.abc import Iterator
 
-LIMIT = 4 * 2**20  # characters
+MAX_CHARACTERS = 4 * 2**20  # characters
 
 
-def documents(limit: int = LIMIT) -> Iterator[str]:
+def documents(limit: int = MAX_CHARACTERS) -> Iterator[str]:
     """Help topics in English, then the modules of the standard library, each with its docstrings, in the order of their names.
 
     The text is that of the Python at hand: it differs from one version to the next.

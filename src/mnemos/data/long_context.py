@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from .readers import Rules, read
-from .report import Report
+from .readers import ReadRules, read
+from .report import ReadReport
 from .sources import resolve
 from .tasks.text import check_tokenizer
 from .tokenizer import ByteTokenizer, Tokenizer
@@ -47,7 +47,7 @@ class LongContextDataset(Dataset):
         self.windows: list[tuple[int, int]] = []  # (document, first token)
         step = max_length - int(max_length * overlap_ratio)
         for text in texts:
-            ids = np.asarray(_encode(self.tokenizer, text), np.int32)
+            ids = np.asarray(token_ids(self.tokenizer, text), np.int32)
             if len(ids) < min_length:
                 self.skipped += 1
                 continue
@@ -86,11 +86,11 @@ class BookDataset(LongContextDataset):
     ):
         if not os.path.exists(path):
             raise ValueError(f"path {str(path)!r} does not exist: it must be a file or a folder of books")
-        self.report = Report()
+        self.report = ReadReport()
         super().__init__(self._texts(path, text_column), tokenizer, max_length, overlap_ratio, min_length)
 
     def _texts(self, path: str | os.PathLike, text_column: str) -> Iterable[str]:
-        rules = Rules(column=text_column)
+        rules = ReadRules(column=text_column)
         pieces: list[str] = []
         for source in resolve([os.path.abspath(path)], rules):
             for item in source.items:
@@ -101,7 +101,7 @@ class BookDataset(LongContextDataset):
                         pieces = []
 
 
-def _encode(tokenizer, text: str):
+def token_ids(tokenizer, text: str):
     """Ids without special tokens, of a tokenizer of ours or of transformers."""
     if isinstance(tokenizer, Tokenizer):
         return tokenizer.encode_batch([text])[0]

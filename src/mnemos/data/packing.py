@@ -14,8 +14,8 @@ import numpy as np
 from .shuffle import mix, permute
 from .splits import Documents
 
-CHUNK = 256  # rows whose order is computed at a time
-GROUP = 1024  # pieces packed together
+ORDER_CHUNK_ROWS = 256  # rows whose order is computed at a time
+PACK_GROUP_PIECES = 1024  # pieces packed together
 
 
 class Span(NamedTuple):
@@ -61,11 +61,11 @@ class Stream:
         if self.row >= rows:
             self.epoch, self.row = self.epoch + 1, 0
             return self.next()
-        chunk = self.row // CHUNK
+        chunk = self.row // ORDER_CHUNK_ROWS
         if self._order[:2] != (self.epoch, chunk):
-            places = np.arange(chunk * CHUNK, min(rows, (chunk + 1) * CHUNK))
+            places = np.arange(chunk * ORDER_CHUNK_ROWS, min(rows, (chunk + 1) * ORDER_CHUNK_ROWS))
             self._order = (self.epoch, chunk, permute(places, rows, mix(self.key, self.epoch)).tolist())
-        offset = phase + self._order[2][self.row % CHUNK] * self.T
+        offset = phase + self._order[2][self.row % ORDER_CHUNK_ROWS] * self.T
         self.row += 1
         return Row(self.spans(offset, self.T))
 
@@ -111,7 +111,7 @@ class Packed:
 
     def next(self) -> Row:
         if self._rows[:2] != (self.epoch, self.group):
-            places = np.arange(self.group * GROUP, min(self.pieces, (self.group + 1) * GROUP))
+            places = np.arange(self.group * PACK_GROUP_PIECES, min(self.pieces, (self.group + 1) * PACK_GROUP_PIECES))
             rows = self.pack(permute(places, self.pieces, mix(self.key, self.epoch)))
             order = permute(np.arange(len(rows)), len(rows), mix(self.key, self.epoch, self.group))
             self._rows = (self.epoch, self.group, [rows[i] for i in order])
@@ -120,7 +120,7 @@ class Packed:
         self.row += 1
         if self.row == len(rows):
             self.row, self.group = 0, self.group + 1
-            if self.group * GROUP >= self.pieces:
+            if self.group * PACK_GROUP_PIECES >= self.pieces:
                 self.epoch, self.group = self.epoch + 1, 0
         return row
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-IGNORED = -100
+from .labels import IGNORED
 
 
 def collate(samples: Sequence[Mapping[str, Tensor]], pad_token_id: int = 0) -> dict[str, Tensor]:

@@ -9,8 +9,8 @@ from typing import Any
 
 from .files import require
 from .parquet_pages import bytes_of_rows, read_pages
-from .reader import Item, OnBytes, Reader, Rules
-from .report import Report
+from .reader import Item, OnBytes, Reader, ReadRules
+from .report import ReadReport
 
 PARQUET_ROWS = 256  # rows unpacked together, at most
 
@@ -20,7 +20,7 @@ class Parquet(Reader):
 
     name, suffixes, zipped = "parquet", (".parquet",), False
 
-    def records(self, item: Item, rules: Rules, report: Report, on_bytes: OnBytes) -> Iterator[Any]:
+    def records(self, item: Item, rules: ReadRules, report: ReadReport, on_bytes: OnBytes) -> Iterator[Any]:
         pyarrow = require("pyarrow", "data")
         file = open_parquet(item.path)
         stop = file.metadata.num_row_groups if item.stop < 0 else item.stop
@@ -45,7 +45,7 @@ class Parquet(Reader):
         except MemoryError:
             raise ValueError(f"{item.path} unpacks to more than this machine's memory holds") from None
 
-    def check(self, path: Path, rules: Rules) -> None:
+    def check(self, path: Path, rules: ReadRules) -> None:
         columns = open_parquet(path).schema_arrow.names
         if rules.column not in columns:
             raise ValueError(f"{path} has no column {rules.column!r}: text_column can be one of {', '.join(columns)}")
@@ -56,7 +56,7 @@ class Parquet(Reader):
         return [groups * (i + 1) // pieces for i in range(pieces)]
 
 
-def _rows_at_once(file, group: int, path: str, rules: Rules) -> int:
+def _rows_at_once(file, group: int, path: str, rules: ReadRules) -> int:
     """How many rows of a group fit into memory together, whatever they unpack to; 0 for a column that holds no text.
 
     A file of a kilobyte can hold gigabytes: a page may unpack to any size, and a thousand rows may share one long value.

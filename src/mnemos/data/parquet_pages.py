@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, NamedTuple
 HEADER_BYTES = (2**12, 2**24)  # what is read of a header, and what is read if that was not enough
 MAX_DEPTH = 16
 TYPE, UNPACKED, PACKED = 1, 2, 3  # fields of a page header
-ABOUT = {0: 5, 2: 7, 3: 8}  # type of a page -> field that describes it: data, dictionary, data of version 2
+PAGE_HEADER_FIELD = {0: 5, 2: 7, 3: 8}  # type of a page -> field that describes it: data, dictionary, data of version 2
 DICTIONARY, COUNT, ENCODING, DELTA_BYTE_ARRAY = 2, 1, {0: 2, 3: 4}, 7
 
 
@@ -39,7 +39,7 @@ def read_pages(file: BinaryIO, start: int, stop: int) -> list[Page]:
         else:
             raise ValueError(f"there is no page header at byte {start}")
         kind, unpacked, packed = (fields.get(name, -1) for name in (TYPE, UNPACKED, PACKED))
-        about = fields.get(ABOUT.get(kind, -1), {})
+        about = fields.get(PAGE_HEADER_FIELD.get(kind, -1), {})
         if not isinstance(about, dict) or min(unpacked, packed) < 0:
             raise ValueError(f"there is no page header at byte {start}")
         expands = kind == DICTIONARY or about.get(ENCODING.get(kind, -1)) == DELTA_BYTE_ARRAY

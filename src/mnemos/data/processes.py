@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from ..interpreter import command
-from .encode import Progress, encode_part
+from .encode import TokenizeProgress, encode_part
 from .modules import import_named
-from .readers import Item, Rules, modules_of
+from .readers import Item, ReadRules, modules_of
 from .tokenizer import ByteTokenizer, FastTokenizer, Tokenizer, open_tokenizer
 
 
@@ -29,7 +29,7 @@ def encode_in_processes(
     jobs: Sequence[tuple[int, Sequence[Item]]],
     folder: Path,
     tokenizer: Tokenizer,
-    rules: Rules,
+    rules: ReadRules,
     add_bos: bool,
     workers: int,
     on_progress,
@@ -102,7 +102,7 @@ def _feed(process: subprocess.Popen, waiting: queue.SimpleQueue, common: dict, l
             if "done" in answer:
                 break
             with lock:
-                on_progress(Progress(**answer))
+                on_progress(TokenizeProgress(**answer))
         else:
             raise RuntimeError(f"a process that tokenised ended before its work (exit status {process.wait()})")
     with contextlib.suppress(BrokenPipeError):
@@ -128,7 +128,7 @@ def main() -> None:
                 job["number"],
                 Path(job["folder"]),
                 tokenizer,
-                Rules(**job["rules"]),
+                ReadRules(**job["rules"]),
                 job["add_bos"],
                 lambda progress: print(json.dumps(asdict(progress)), file=out),
             )

@@ -1,6 +1,6 @@
 """What a reader is: it turns one kind of file, or a source with a name, into documents. `register_reader` adds one.
 
-A document is one or more `Piece`s, the last of them marked. What is left out is counted in a `Report` (see report.REASONS).
+A document is one or more `DocumentPiece`s, the last of them marked. What is left out is counted in a `ReadReport` (see report.REASONS).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, ClassVar, NamedTuple, TypeVar
 
-from .report import Report
+from .report import ReadReport
 from .utf8 import decode, is_junk, repair
 
 OnBytes = Callable[[int], None]
 
 
-class Piece(NamedTuple):
+class DocumentPiece(NamedTuple):
     text: str
     last: bool
 
@@ -41,7 +41,7 @@ class Item:
 
 
 @dataclass
-class Rules:
+class ReadRules:
     """What counts as a document, and where its text is."""
 
     column: str = "text"
@@ -64,28 +64,28 @@ class Reader:
     source: ClassVar[str | None] = None
     version: ClassVar[int] = 0
 
-    def records(self, item: Item, rules: Rules, report: Report, on_bytes: OnBytes) -> Iterator[Any]:
+    def records(self, item: Item, rules: ReadRules, report: ReadReport, on_bytes: OnBytes) -> Iterator[Any]:
         """The documents of an item: a str, bytes of UTF-8, or anything else for a record without text, which is counted.
 
         on_bytes: to be called with the number of bytes of the file that are done (`open_item` does so).
         """
         raise NotImplementedError
 
-    def pieces(self, item: Item, rules: Rules, report: Report, on_bytes: OnBytes) -> Iterator[Piece]:
+    def pieces(self, item: Item, rules: ReadRules, report: ReadReport, on_bytes: OnBytes) -> Iterator[DocumentPiece]:
         """The documents that the rules keep; a reader whose documents do not fit into memory yields several pieces of each."""
         for raw in self.records(item, rules, report, on_bytes):
             text = as_text(raw, rules, report)
             if text is not None:
-                yield Piece(text, True)
+                yield DocumentPiece(text, True)
 
-    def check(self, path: Path, rules: Rules) -> None:
+    def check(self, path: Path, rules: ReadRules) -> None:
         """Raise a ValueError for a file that has no text where the rules look for it: before the work, not after an hour."""
 
     def ends(self, path: Path, size: int, part_bytes: int) -> list[int]:
         """`Item.stop` of each part of a file of `size` bytes, parts of about `part_bytes`; empty where it cannot be divided."""
         return []
 
-    def source_item(self, rules: Rules) -> Item:
+    def source_item(self, rules: ReadRules) -> Item:
         """What is read for `source`."""
         return Item(self.name)
 
@@ -127,7 +127,7 @@ def reader_of_suffix(suffix: str) -> Reader | None:
     return next((reader for reader in READERS.values() if suffix in reader.suffixes), None)
 
 
-def as_text(raw: Any, rules: Rules, report: Report) -> str | None:
+def as_text(raw: Any, rules: ReadRules, report: ReadReport) -> str | None:
     """A record's text, or None and one more in the report's counts."""
     if not isinstance(raw, str | bytes):
         report.skipped["no_text"] += 1
@@ -139,7 +139,7 @@ def as_text(raw: Any, rules: Rules, report: Report) -> str | None:
     return kept(text, damaged, rules, report)
 
 
-def kept(text: str, damaged: bool, rules: Rules, report: Report) -> str | None:
+def kept(text: str, damaged: bool, rules: ReadRules, report: ReadReport) -> str | None:
     """The text that counts as a document, or None and one more in the report's counts."""
     text = text.removeprefix("\ufeff")
     if damaged and is_junk(text.encode()):

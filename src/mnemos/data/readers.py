@@ -12,21 +12,23 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..choices import unknown
-from .embedded import LIMIT, documents
+from .embedded import MAX_CHARACTERS, documents
 from .modules import home_of
 from .parquet import Parquet
-from .reader import READERS, Item, OnBytes, Piece, Reader, Rules, kept, open_item, register_reader
-from .report import Report
+from .reader import READERS, DocumentPiece, Item, OnBytes, Reader, ReadRules, kept, open_item, register_reader
+from .report import ReadReport
 from .utf8 import decode, is_junk, last_break, unfinished
 
-BLOCK = 2**20  # bytes of a piece
+BLOCK_BYTES = 2**20  # bytes of a piece
 
 
-def read(item: Item, rules: Rules, report: Report, on_bytes: OnBytes = lambda n: None) -> Iterator[Piece]:
+def read(
+    item: Item, rules: ReadRules, report: ReadReport, on_bytes: OnBytes = lambda n: None
+) -> Iterator[DocumentPiece]:
     """The pieces of an item's documents; `on_bytes` hears how many bytes of the file are done.
 
-    >>> report = Report()
-    >>> any(read(Item("embedded"), Rules(), report))
+    >>> report = ReadReport()
+    >>> any(read(Item("embedded"), ReadRules(), report))
     True
     """
     if item.kind not in READERS:
@@ -47,17 +49,17 @@ class Text(Reader):
 
     name, suffixes = "text", (".txt", ".md")
 
-    def pieces(self, item: Item, rules: Rules, report: Report, on_bytes: OnBytes) -> Iterator[Piece]:
+    def pieces(self, item: Item, rules: ReadRules, report: ReadReport, on_bytes: OnBytes) -> Iterator[DocumentPiece]:
         with open_item(item, on_bytes) as file:
-            head = file.read(max(BLOCK, 4 * rules.min_chars))
+            head = file.read(max(BLOCK_BYTES, 4 * rules.min_chars))
             if is_junk(head[: len(head) - unfinished(head)]):
                 report.skipped["binary"] += 1
                 return
-            following = file.read(BLOCK)
+            following = file.read(BLOCK_BYTES)
             if not following:
                 text = kept(*decode(head), rules, report)
                 if text is not None:
-                    yield Piece(text, True)
+                    yield DocumentPiece(text, True)
                 return
             held, rest, damaged = "", head.removeprefix(b"\xef\xbb\xbf"), False
             while True:
@@ -67,11 +69,11 @@ class Text(Reader):
                 text = held + text
                 if not following:
                     report.repaired += damaged
-                    yield Piece(text, True)
+                    yield DocumentPiece(text, True)
                     return
                 place = last_break(text)
-                yield Piece(text[:place], False)
-                held, rest, following = text[place:], rest[cut:] + following, file.read(BLOCK)
+                yield DocumentPiece(text[:place], False)
+                held, rest, following = text[place:], rest[cut:] + following, file.read(BLOCK_BYTES)
 
 
 @register_reader
@@ -80,7 +82,7 @@ class Json(Reader):
 
     name, suffixes = "json", (".json",)
 
-    def records(self, item: Item, rules: Rules, report: Report, on_bytes: OnBytes) -> Iterator[Any]:
+    def records(self, item: Item, rules: ReadRules, report: ReadReport, on_bytes: OnBytes) -> Iterator[Any]:
         limit = 4 * rules.max_document_bytes  # parsing takes three times as much memory
         raw = b""
         if item.size <= limit:
@@ -108,7 +110,7 @@ class Jsonl(Reader):
 
     name, suffixes = "jsonl", (".jsonl",)
 
-    def records(self, item: Item, rules: Rules, report: Report, on_bytes: OnBytes) -> Iterator[Any]:
+    def records(self, item: Item, rules: ReadRules, report: ReadReport, on_bytes: OnBytes) -> Iterator[Any]:
         with open_item(item, on_bytes) as file:
             position = 0
             if item.start:
@@ -133,8 +135,8 @@ class Jsonl(Reader):
                 text = record.get(rules.column) if isinstance(record, dict) else record
                 yield text if isinstance(record, str | dict) else None
 
-    def check(self, path: Path, rules: Rules) -> None:
-        first = next(self.records(Item(self.name, str(path)), rules, Report(), lambda n: None), "")
+    def check(self, path: Path, rules: ReadRules) -> None:
+        first = next(self.records(Item(self.name, str(path)), rules, ReadReport(), lambda n: None), "")
         if not isinstance(first, str):
             raise ValueError(
                 f"the first line of {path} has no text under {rules.column!r}: text_column must name a key that holds a string"
@@ -147,7 +149,7 @@ class Jsonl(Reader):
 def _skip_line(file: IO[bytes]) -> int:
     """To the line's end, without holding the line; the bytes passed."""
     passed = 0
-    while chunk := file.readline(BLOCK):
+    while chunk := file.readline(BLOCK_BYTES):
         passed += len(chunk)
         if chunk.endswith(b"\n"):
             break
@@ -159,11 +161,11 @@ register_reader(Parquet)
 
 @register_reader
 class Hub(Reader):
-    """A dataset of the hub, up to `Rules.hub_bytes` of it."""
+    """A dataset of the hub, up to `ReadRules.hub_bytes` of it."""
 
     name = "hub"
 
-    def records(self, item: Item, rules: Rules, report: Report, on_bytes: OnBytes) -> Iterator[Any]:
+    def records(self, item: Item, rules: ReadRules, report: ReadReport, on_bytes: OnBytes) -> Iterator[Any]:
         from .hub import records
 
         left = rules.hub_bytes
@@ -182,10 +184,10 @@ class Embedded(Reader):
 
     name = source = "embedded"
 
-    def records(self, item: Item, rules: Rules, report: Report, on_bytes: OnBytes) -> Iterator[Any]:
+    def records(self, item: Item, rules: ReadRules, report: ReadReport, on_bytes: OnBytes) -> Iterator[Any]:
         for text in documents():
             on_bytes(len(text.encode(errors="replace")))
             yield text
 
-    def source_item(self, rules: Rules) -> Item:
-        return Item(self.name, path=f"python {sys.version}", size=LIMIT)
+    def source_item(self, rules: ReadRules) -> Item:
+        return Item(self.name, path=f"python {sys.version}", size=MAX_CHARACTERS)

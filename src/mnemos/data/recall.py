@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from .long_context import _encode
-from .padding import IGNORED
+from .labels import IGNORED
+from .long_context import token_ids
 from .tasks.text import check_tokenizer
 from .tokenizer import ByteTokenizer, Tokenizer
 
@@ -61,9 +61,9 @@ class RecallDataset(Dataset):
         chance = random.Random(f"{self.seed} {index}")
         facts = {number: chance.randrange(100, 1000) for number in chance.sample(range(1000, 10000), self.num_facts)}
         question = chance.choice(list(facts))
-        answer = _encode(self.tokenizer, f" {facts[question]}.")
-        asked = _encode(self.tokenizer, f"Question: What is the answer of fact {question}? Answer:")
-        told = [_encode(self.tokenizer, f"Fact {number}: The answer is {value}. ") for number, value in facts.items()]
+        answer = token_ids(self.tokenizer, f" {facts[question]}.")
+        asked = token_ids(self.tokenizer, f"Question: What is the answer of fact {question}? Answer:")
+        told = [token_ids(self.tokenizer, f"Fact {number}: The answer is {value}. ") for number, value in facts.items()]
         room = self.context_length - len(asked) - len(answer) - sum(map(len, told))
         if room < 0:
             least = self.context_length - room
@@ -95,7 +95,7 @@ class RecallDataset(Dataset):
         sentences = []
         while room > 0:
             text = f"{chance.choice(SUBJECTS)} {chance.choice(VERBS)} {chance.choice(OBJECTS)}. "
-            ids = list(_encode(self.tokenizer, text))[-room:]
+            ids = list(token_ids(self.tokenizer, text))[-room:]
             sentences.append(ids)
             room -= len(ids)
         return sentences[::-1]

@@ -17,7 +17,7 @@ REASONS = {
 
 
 @dataclass
-class Report:
+class ReadReport:
     """Counts of documents, tokens (with end tokens), bytes of text; `skipped` by reason, `repaired` documents with invalid UTF-8."""
 
     documents: int = 0
@@ -25,11 +25,11 @@ class Report:
     bytes: int = 0
     repaired: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
-    sources: dict[str, Report] = field(default_factory=dict)
+    sources: dict[str, ReadReport] = field(default_factory=dict)
     splits: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # sentences for the user
 
-    def add(self, other: Report) -> None:
+    def add(self, other: ReadReport) -> None:
         """Sum the counts of another one into this."""
         self.documents += other.documents
         self.tokens += other.tokens
@@ -45,14 +45,14 @@ class Report:
     def counts(self) -> dict:
         """The plain numbers, JSON-able; `from_counts` reads them.
 
-        >>> Report.from_counts(Report(documents=2, skipped=Counter(empty=1)).counts()).skipped["empty"]
+        >>> ReadReport.from_counts(ReadReport(documents=2, skipped=Counter(empty=1)).counts()).skipped["empty"]
         1
         """
         names = ("documents", "tokens", "bytes", "repaired")
         return {name: getattr(self, name) for name in names} | {"skipped": dict(self.skipped)}
 
     @classmethod
-    def from_counts(cls, counts: dict[str, Any]) -> Report:
+    def from_counts(cls, counts: dict[str, Any]) -> ReadReport:
         report = cls()
         for name, value in counts.items():
             setattr(report, name, Counter(value) if name == "skipped" else value)

@@ -15,9 +15,9 @@ import numpy as np
 
 from ..atomic_io import whole_file
 from .files import read_json, write_json
-from .report import Report
+from .report import ReadReport
 
-FORMAT = 1
+SHARD_FORMAT = 1
 HASH_BYTES = 8
 
 
@@ -66,13 +66,13 @@ class ShardWriter:
     def __exit__(self, *wrong) -> bool | None:
         return self._file.__exit__(*wrong)
 
-    def finish(self, report: Report) -> dict[str, Any]:
+    def finish(self, report: ReadReport) -> dict[str, Any]:
         """After the block: the table and, last, the sizes."""
         documents = len(self.table) // 3
         report.documents, report.tokens, report.bytes = documents, self.tokens, self.bytes
         with whole_file(self.stem.with_suffix(".npy")) as file:
             np.save(file, np.frombuffer(self.table, np.uint64).reshape(documents, 3), allow_pickle=False)
-        about = {"format": FORMAT, "dtype": self.dtype.name, "report": report.counts()}
+        about = {"format": SHARD_FORMAT, "dtype": self.dtype.name, "report": report.counts()}
         about |= {suffix: self.stem.with_suffix(suffix).stat().st_size for suffix in (".bin", ".npy")}
         write_json(self.stem.with_suffix(".json"), about)
         return about
@@ -82,7 +82,7 @@ def whole_shard(folder: Path, number: int) -> dict[str, Any] | None:
     """What a shard's .json says, if the shard is there and whole."""
     stem = folder / f"{number:05d}"
     about = read_json(stem.with_suffix(".json"))
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
+    if not isinstance(about, dict) or about.get("format") != SHARD_FORMAT:
         return None
     try:
         sizes = {suffix: stem.with_suffix(suffix).stat().st_size for suffix in (".bin", ".npy")}
@@ -100,7 +100,7 @@ class Store:
     def __init__(self, folder: Path):
         index = read_json(folder / "index.json")
         self.folder, self.index = folder, index
-        self.report = Report.from_counts(index["report"])
+        self.report = ReadReport.from_counts(index["report"])
         dtype = np.dtype(index["dtype"])
         self.arrays: list[np.ndarray] = []
         bounds, starts, lengths, sizes, hashes = [0], [], [], [], []

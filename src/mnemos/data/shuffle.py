@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-WORD = 2**64 - 1
+UINT64_MASK = 2**64 - 1
 ROUNDS = 6
 
 
@@ -16,9 +16,9 @@ def mix(*numbers: int) -> int:
     """
     x = 0
     for number in numbers:
-        x = (x + number + 0x9E3779B97F4A7C15) & WORD
-        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & WORD
-        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & WORD
+        x = (x + number + 0x9E3779B97F4A7C15) & UINT64_MASK
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & UINT64_MASK
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & UINT64_MASK
         x ^= x >> 31
     return x
 

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .readers import READERS, Hub, Rules, Text
+from .readers import READERS, Hub, ReadRules, Text
 from .sharding import Item, files_under, items_of, kind_of, known_suffixes
 
 SMOLLM = "HuggingFaceTB/smollm-corpus"
-RECIPES: dict[str, tuple[tuple[str, float], ...]] = {
+MIXTURES: dict[str, tuple[tuple[str, float], ...]] = {
     "smollm-corpus": (("cosmopedia-v2", 0.4), ("fineweb-edu-dedup", 0.5), ("python-edu", 0.1)),
 }
 HUB = {
@@ -33,7 +33,7 @@ class Source:
     weight: float | None
     items: tuple[Item, ...]
 
-    def fingerprint(self, rules: Rules) -> str:
+    def fingerprint(self, rules: ReadRules) -> str:
         """Changes with any file's name, size or time of change, and with the rules of reading."""
         content = {"items": [item.as_json() for item in self.items], "rules": vars(rules)}
         versions = {item.kind: READERS[item.kind].version for item in self.items if READERS[item.kind].version}
@@ -41,17 +41,17 @@ class Source:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
 
-def known_recipes() -> list[str]:
+def known_sources() -> list[str]:
     """Names that are no files.
 
-    >>> "embedded" in known_recipes()
+    >>> "embedded" in known_sources()
     True
     """
-    return [*(reader.source for reader in READERS.values() if reader.source is not None), *RECIPES, *HUB]
+    return [*(reader.source for reader in READERS.values() if reader.source is not None), *MIXTURES, *HUB]
 
 
 def parse(specs: Sequence[str]) -> list[tuple[str, float | None]]:
-    """Names and weights; recipes are replaced by what they are made of.
+    """Names and weights; named sources are replaced by what they are made of.
 
     >>> parse(["books:2", "a.txt:1"])
     [('books', 2.0), ('a.txt', 1.0)]
@@ -61,8 +61,8 @@ def parse(specs: Sequence[str]) -> list[tuple[str, float | None]]:
     pairs: list[tuple[str, float | None]] = []
     for spec in specs:
         name, weight = _weighted(spec)
-        if name in RECIPES:
-            pairs += [(part, share * (1.0 if weight is None else weight)) for part, share in RECIPES[name]]
+        if name in MIXTURES:
+            pairs += [(part, share * (1.0 if weight is None else weight)) for part, share in MIXTURES[name]]
         else:
             pairs.append((name, weight))
     given = [weight is not None for _, weight in pairs]
@@ -89,12 +89,12 @@ def _weighted(spec: str) -> tuple[str, float | None]:
     return name, weight
 
 
-def resolve(specs: Sequence[str], rules: Rules) -> list[Source]:
+def resolve(specs: Sequence[str], rules: ReadRules) -> list[Source]:
     """The sources of a config: every file is found, and the first of each kind looked into, before anything is read."""
     return [Source(name, weight, tuple(_items(name, rules))) for name, weight in parse(specs)]
 
 
-def _items(name: str, rules: Rules) -> list[Item]:
+def _items(name: str, rules: ReadRules) -> list[Item]:
     for reader in READERS.values():
         if name == reader.source:
             return [reader.source_item(rules)]
@@ -110,7 +110,7 @@ def _items(name: str, rules: Rules) -> list[Item]:
     elif os.path.isfile(path):
         files = [path]
     elif _looks_like_a_path(name):
-        raise ValueError(f"source {name!r:.200} does not exist; recipes are {', '.join(known_recipes())}")
+        raise ValueError(f"source {name!r:.200} does not exist; named sources are {', '.join(known_sources())}")
     else:
         owner, _, subset = name.partition("@")
         return [Item(Hub.name, owner, subset=subset or None, size=rules.hub_bytes)]

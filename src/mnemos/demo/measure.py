@@ -21,7 +21,7 @@ from torch import Tensor
 from ..models import MnemosCache, MnemosForCausalLM
 from .facts import excerpts, facts, lesson, told, word
 
-PIECE = 1024  # tokens per call while a long text is read
+READ_TOKENS = 1024  # tokens per call while a long text is read
 Advance = Callable[[int], object]
 
 
@@ -79,7 +79,7 @@ def recall_by_distance(
     cache, done = model.state(told(people, things)), 0
     for distance in sorted(distances):
         while done < distance:
-            piece = between[:, done : min(done + PIECE, distance)]
+            piece = between[:, done : min(done + READ_TOKENS, distance)]
             cache, done = model.state(piece, cache), done + piece.shape[1]
             if advance is not None:
                 advance(piece.numel())
@@ -132,7 +132,7 @@ def state_bytes(model: MnemosForCausalLM, text: np.ndarray, lengths: Sequence[in
     ids = torch.from_numpy(np.resize(text, max(lengths)).astype(np.int64))[None]
     for length in sorted(lengths):
         while done < length:
-            end = min(done + PIECE, length)
+            end = min(done + READ_TOKENS, length)
             cache, done = model.state(ids[:, done:end], cache), end
         assert cache is not None
         found[length] = cache.nbytes

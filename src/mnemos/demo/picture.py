@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from .facts import CHANCE
 
 if TYPE_CHECKING:
-    from .run import Report
+    from .run import DemoReport
 
 
-def picture(report: Report, path: Path) -> Path | None:
+def picture(report: DemoReport, path: Path) -> Path | None:
     """The path, or None where matplotlib (extra `plots`) is not installed: the page has the same picture."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

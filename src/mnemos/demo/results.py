@@ -10,21 +10,21 @@ from typing import Any
 from ..models import MnemosConfig, presets
 from .facts import VOCABULARY
 from .measure import Asked, Kept
-from .training import Course, Curve
+from .training import Curriculum, Curve
 
-MEMORY, WINDOW = "memory", "window only"
-NAMES = (MEMORY, WINDOW)
+WITH_MEMORY, WINDOW_ONLY = "memory", "window only"
+MODEL_NAMES = (WITH_MEMORY, WINDOW_ONLY)
 
 
 @dataclass(frozen=True)
-class Plan:
+class DemoPlan:
     """Settings of the demo. seconds: training time of both models together; measuring is extra.
 
-    distances: tokens between facts and questions, in `rows` rows of course.pairs facts. far: the same for one long reading.
+    distances: tokens between facts and questions, in `rows` rows of curriculum.pairs facts. far: the same for one long reading.
     """
 
     seconds: float = 170.0
-    course: Course = field(default_factory=Course)
+    curriculum: Curriculum = field(default_factory=Curriculum)
     width: int = 64
     layers: int = 2
     heads: int = 2
@@ -84,10 +84,10 @@ class Plan:
 
 
 @dataclass
-class Report:
+class DemoReport:
     """Measurements of a run, by model where there are two. `page` and `data` are the files it wrote."""
 
-    plan: Plan
+    plan: DemoPlan
     parameters: dict[str, int]
     curves: dict[str, Curve]
     recall: dict[str, list[Asked]]
@@ -123,12 +123,12 @@ class Report:
         }
 
 
-def example_at(plan: Plan) -> int:
+def example_at(plan: DemoPlan) -> int:
     """The distance that examples are shown at: the first beyond twice the window's reach."""
     return next((d for d in sorted(plan.distances) if d > 2 * plan.reach), max(plan.distances))
 
 
 def examples_of(recall: dict[str, list[Asked]], distance: int, count: int = 5) -> list[tuple[str, str, str, str]]:
     """Person, thing, what each model says."""
-    memory, window = (next(a for a in recall[name] if a.distance == distance).examples(count) for name in NAMES)
+    memory, window = (next(a for a in recall[name] if a.distance == distance).examples(count) for name in MODEL_NAMES)
     return [(person, thing, said, other) for (person, thing, said), (_, _, other) in zip(memory, window)]

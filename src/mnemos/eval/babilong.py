@@ -10,7 +10,7 @@ from typing import Any
 from ..data.tasks import BABI_TASKS, Background, Hidden, Story, hide, story
 from ..parsing import parse_json
 from .model_adapter import LanguageModel, Past, state_bytes
-from .recall import Progress
+from .recall import ProgressCallback
 
 
 def is_right(said: str, answer: str, question: str, options: Sequence[str]) -> bool:
@@ -28,7 +28,7 @@ def is_right(said: str, answer: str, question: str, options: Sequence[str]) -> b
 
 
 def ask(
-    lm: LanguageModel, samples: Iterable[Hidden], generate: bool = True, progress: Progress | None = None
+    lm: LanguageModel, samples: Iterable[Hidden], generate: bool = True, progress: ProgressCallback | None = None
 ) -> list[dict[str, Any]]:
     """Read samples in pieces, ask their questions, score the answers both ways; with the state's bytes and the tokens read per second."""
     found: list[dict[str, Any]] = []
@@ -63,7 +63,7 @@ def babilong_suite(
     background: Background | None = None,
     generate: bool = True,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> list[dict[str, Any]]:
     """Every task at every length (in tokens, 0: the facts alone): accuracy by likelihood and by generation beside chance.
 
@@ -98,7 +98,7 @@ def public_babilong(
     records: Iterable[dict[str, str]],
     task: str,
     generate: bool = True,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
     """Score records of the public data set ({"input", "question", "target"}), for instance those of `load_public`."""
     lm = LanguageModel.of(model, tokenizer)

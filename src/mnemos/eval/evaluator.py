@@ -11,14 +11,14 @@ from ..data.tasks.babilong import mentions_names
 from .babilong import babilong_suite
 from .commonsense import commonsense_suite
 from .commonsense_data import SOURCES
-from .length import LENGTHS, context_length_scaling
+from .length import CONTEXT_LENGTHS, context_length_scaling
 from .mad import mad_score
 from .model_adapter import LanguageModel
 from .needle import needle_in_haystack_test, needle_suite
 from .pair_recall import memory_capacity_test
 from .recall import mqar_suite
 from .runner import run_suites
-from .settings import Settings
+from .settings import EvalSettings
 from .suites import usual_suites
 from .text_loss import Perplexity, perplexity, perplexity_by_context
 
@@ -74,7 +74,7 @@ class Evaluator:
         return memory_capacity_test(self.lm, None, num_pairs, **choices)
 
     def context_length_scaling_test(
-        self, base_text: str, lengths: Sequence[int] = LENGTHS, **choices
+        self, base_text: str, lengths: Sequence[int] = CONTEXT_LENGTHS, **choices
     ) -> list[dict[str, Any]]:
         """Perplexity, speed and memory at each length in tokens, in one pass."""
         return context_length_scaling(self.lm, None, base_text, lengths, **choices)
@@ -100,7 +100,7 @@ class Evaluator:
     ) -> dict[str, Any]:
         """Several suites at once, with the options of `mnemos eval`; resumable where `output` names a file. text=, haystack=: a file, a
         folder, or a text itself (of several lines, or longer than a file's name)."""
-        return run_suites(self.lm, None, suites, Settings(**settings), output, progress=progress)
+        return run_suites(self.lm, None, suites, EvalSettings(**settings), output, progress=progress)
 
     def plot_results(self, results: dict[str, Any], path: str | os.PathLike) -> None:
         """Draw what `run_full_evaluation` returned; the file's ending says as what (.png, .svg, .pdf)."""

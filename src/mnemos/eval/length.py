@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 
 from .model_adapter import Ids, LanguageModel, state_bytes
-from .recall import Progress
+from .recall import ProgressCallback
 
-LENGTHS = (512, 1024, 2048, 4096)
+CONTEXT_LENGTHS = (512, 1024, 2048, 4096)
 
 
 def context_length_scaling(
     model: Any,
     tokenizer: Any,
     text: str | Iterable[Ids],
-    lengths: Sequence[int] = LENGTHS,
+    lengths: Sequence[int] = CONTEXT_LENGTHS,
     tail: int = 256,
     repeat: bool = False,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> list[dict[str, Any]]:
     """For each length in tokens: perplexity of the text up to there and of its last `tail` tokens, tokens per second so far, bytes of the
     state, resident memory of the process.

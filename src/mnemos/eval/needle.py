@@ -9,12 +9,12 @@ from typing import Any
 from ..choices import unknown
 from ..data.tasks import NEEDLE_TASKS, Background, Needle, needle, needle_of
 from .model_adapter import LanguageModel, Past
-from .recall import Progress
+from .recall import ProgressCallback
 from .settings import DEPTHS
 
 
 def score_needles(
-    lm: LanguageModel, samples: Sequence[Needle], generate: bool = True, progress: Progress | None = None
+    lm: LanguageModel, samples: Sequence[Needle], generate: bool = True, progress: ProgressCallback | None = None
 ) -> list[dict[str, Any]]:
     """generated: the answer stands in the greedy continuation, as RULER scores. likelihood: of all options the answer is the likeliest
     per token. A prompt is read once, in pieces, for both."""
@@ -45,7 +45,7 @@ def needle_suite(
     distractors: int = 9,
     generate: bool = True,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> list[dict[str, Any]]:
     """Every task, length and depth: {"task", "length", "depth", "samples", "generated", "likelihood", "chance"} each.
 

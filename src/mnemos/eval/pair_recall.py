@@ -8,7 +8,7 @@ from typing import Any
 
 from ..data.tasks.needle import draw
 from .model_adapter import LanguageModel, Past
-from .recall import Progress
+from .recall import ProgressCallback
 
 FACT = "The code of {key} is {value}. "
 QUESTION = "\nThe code of {key} is"
@@ -20,7 +20,7 @@ def memory_capacity_test(
     num_pairs: int = 100,
     distractors: int = 9,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
     """Tell `num_pairs` pairs of a name and a number of four digits, ask for each, count those that come back.
 
@@ -73,7 +73,7 @@ def capacity_suite(
     pairs: Sequence[int] = (1, 4, 16, 64),
     distractors: int = 9,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> list[dict[str, Any]]:
     """`memory_capacity_test` at each number of pairs."""
     return [memory_capacity_test(model, tokenizer, n, distractors, seed, progress) for n in pairs]

@@ -14,7 +14,7 @@ import torch
 from ..choices import unknown
 from ..data.tasks import IGNORED, MQAR_PRESETS, Examples, mqar
 
-Progress = Callable[[int], object]
+ProgressCallback = Callable[[int], object]
 
 
 @torch.no_grad()
@@ -23,7 +23,7 @@ def accuracy(
     examples: Examples,
     batch_size: int = 64,
     device: torch.device | str = "cpu",
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
     """Score `examples`, where logits_of maps ids (B, T) to logits (B, T, V).
 
@@ -83,7 +83,7 @@ def mqar_suite(
     fill: str = "random",
     batch_size: int = 64,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> list[dict[str, Any]]:
     """MQAR at each (pairs, length) of `settings`, or of one of `MQAR_PRESETS` by name: the accuracy beside chance, 1 / (V/2)."""
     if isinstance(settings, str):
@@ -92,7 +92,7 @@ def mqar_suite(
         chosen = [(pairs, length, examples or count) for pairs, length, count in MQAR_PRESETS[settings]]
     else:
         chosen = [(pairs, length, examples or 1000) for pairs, length in settings]
-    known = _vocabulary(model)
+    known = vocabulary_of(model)
     vocab_size = vocab_size or min(8192, known)
     if vocab_size > known:
         raise ValueError(f"vocab_size={vocab_size} is more than the model's {known}")
@@ -105,15 +105,15 @@ def mqar_suite(
     rows = []
     for pairs, length, count in chosen:
         made = mqar(count, length, pairs, vocab_size, power, fill, seed)
-        found = accuracy(logits_of(model), made, batch_size, _device(model), progress)
+        found = accuracy(logits_of(model), made, batch_size, device_of(model), progress)
         rows.append({"pairs": pairs, "length": length, "chance": 1 / (vocab_size - vocab_size // 2)} | found)
     return rows
 
 
-def _vocabulary(model: Any) -> int:
+def vocabulary_of(model: Any) -> int:
     return int(model.config.vocab_size)
 
 
-def _device(model: Any) -> torch.device:
+def device_of(model: Any) -> torch.device:
     parameters = model.parameters() if hasattr(model, "parameters") else iter(())
     return next((p.device for p in parameters), torch.device("cpu"))

@@ -14,12 +14,12 @@ from typing import Any
 from ..data.tasks.background import is_text, text_files
 from .files import read_json, write_json
 from .model_adapter import LanguageModel
-from .settings import Settings
+from .settings import EvalSettings
 from .suites import SUITES, Context, check_names
 
-FORMAT = "mnemos.eval/1"
+RESULTS_FORMAT = "mnemos.eval/1"
 TEXTS = ("text", "haystack")  # settings that are files, folders or texts
-Report = Callable[
+OnSuite = Callable[
     [str, str, int | None], object
 ]  # suite, "reused" | "running" | "done" | "failed: ...", units of its progress
 
@@ -28,19 +28,19 @@ def run_suites(
     model: Any,
     tokenizer: Any,
     names: Sequence[str],
-    settings: Settings | None = None,
+    settings: EvalSettings | None = None,
     output: str | os.PathLike | None = None,
     about: dict[str, Any] | None = None,
     fresh: bool = False,
     progress: Callable[[int], object] | None = None,
-    report: Report | None = None,
+    report: OnSuite | None = None,
 ) -> dict[str, Any]:
     """Results of each suite: {"format", "model", "suites": {name: {"settings", "seconds", "rows"} or {"error"}}}.
 
     output: the file that keeps them; written after every suite, whole or not at all. What it has already, of the same model with the same
     settings, is not run again, unless `fresh`. A suite that cannot be run (no text, no data) leaves its reason, and the others go on.
     """
-    settings = settings or Settings()
+    settings = settings or EvalSettings()
     settings.check()
     chosen = check_names(names)
     tell = report or (lambda suite, what, work: None)
@@ -52,11 +52,13 @@ def run_suites(
         if os.path.isdir(output) or not os.path.isdir(folder):
             wrong = "is a folder" if os.path.isdir(output) else f"cannot be written: {folder} is not a folder"
             raise ValueError(f"output={str(output)!r:.200} {wrong}; give a file, such as eval.json")
-    results: dict[str, Any] = {"format": FORMAT, "model": identity, "suites": {}}
+    results: dict[str, Any] = {"format": RESULTS_FORMAT, "model": identity, "suites": {}}
     if output is not None and Path(output).is_file():
         old = read_json(output)
-        if not isinstance(old, dict) or old.get("format") != FORMAT:
-            raise ValueError(f"{output} is not a results file of this version ({FORMAT}); choose another output")
+        if not isinstance(old, dict) or old.get("format") != RESULTS_FORMAT:
+            raise ValueError(
+                f"{output} is not a results file of this version ({RESULTS_FORMAT}); choose another output"
+            )
         if old["model"] == json.loads(json.dumps(identity)):
             results["suites"] = old["suites"]
     used = json.loads(json.dumps(dataclasses.asdict(settings)))

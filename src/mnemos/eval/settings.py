@@ -12,7 +12,7 @@ PATHS = ("text", "haystack", "include_path")
 
 
 @dataclass
-class Settings:
+class EvalSettings:
     """What the suites may be told. Every field is an option of `mnemos eval`; each suite takes those that concern it.
 
     text and haystack: in Python also a text itself (of several lines, or longer than a file's name).

@@ -22,11 +22,11 @@ from .model_adapter import LanguageModel
 from .needle import needle_suite
 from .pair_recall import capacity_suite
 from .panels import Panel, Rows
-from .recall import Progress, mqar_suite
-from .settings import Settings
+from .recall import ProgressCallback, mqar_suite
+from .settings import EvalSettings
 from .text_loss import perplexity, perplexity_by_context
 
-Run = Callable[["Context", Progress | None], Rows]
+Run = Callable[["Context", ProgressCallback | None], Rows]
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Context:
     """A model, its settings, and texts that are read and tokenised once for all suites."""
 
     lm: LanguageModel
-    settings: Settings
+    settings: EvalSettings
     has_text: bool = True
     _backgrounds: dict[bool, Background] = field(default_factory=dict)
 
@@ -75,7 +75,7 @@ class Suite:
     """A suite of `mnemos eval`.
 
     about: a line of help. run: measures a model, and returns rows. columns: those that a table shows (all where none is named).
-    reads_text: needs a model with a tokenizer. needs_text: needs `Settings.text`. usual: runs where no suite is named.
+    reads_text: needs a model with a tokenizer. needs_text: needs `EvalSettings.text`. usual: runs where no suite is named.
     work: how far its progress will count, where that is known beforehand. plot: draws its rows.
     """
 
@@ -129,7 +129,7 @@ def usual_suites(with_text: bool) -> tuple[str, ...]:
     usual=True,
     plot=panels.by_position,
 )
-def _perplexity(c: Context, progress: Progress | None) -> Rows:
+def _perplexity(c: Context, progress: ProgressCallback | None) -> Rows:
     s, rows = c.settings, []
     texts = c.texts()
     kinds = ["learning", "frozen"] if has_memory(c.lm.model) else ["learning"]
@@ -167,7 +167,7 @@ def _needles(c: Context) -> list[str]:
     usual=True,
     plot=panels.grid,
 )
-def _needle(c: Context, progress: Progress | None) -> Rows:
+def _needle(c: Context, progress: ProgressCallback | None) -> Rows:
     s, background = c.settings, c.background(strict=False)
     tasks = _needles(c)
     if not tasks:
@@ -193,7 +193,7 @@ def _needle(c: Context, progress: Progress | None) -> Rows:
     usual=True,
     plot=panels.by_length,
 )
-def _babilong(c: Context, progress: Progress | None) -> Rows:
+def _babilong(c: Context, progress: ProgressCallback | None) -> Rows:
     s = c.settings
     if s.babilong_data is not None:
         found = []
@@ -217,7 +217,7 @@ def _babilong(c: Context, progress: Progress | None) -> Rows:
     work=lambda c: sum(c.settings.examples or count for *_, count in MQAR_PRESETS.get(c.settings.mqar, [])),
     plot=panels.line("pairs", "accuracy", chance=True),
 )
-def _mqar(c: Context, progress: Progress | None) -> Rows:
+def _mqar(c: Context, progress: ProgressCallback | None) -> Rows:
     return mqar_suite(
         c.lm.model, c.settings.mqar, examples=c.settings.examples, seed=c.settings.seed, progress=progress
     )
@@ -230,7 +230,7 @@ def _mqar(c: Context, progress: Progress | None) -> Rows:
     reads_text=False,
     plot=panels.bars,
 )
-def _mad(c: Context, progress: Progress | None) -> Rows:
+def _mad(c: Context, progress: ProgressCallback | None) -> Rows:
     wrong = [t for t in c.settings.mad if t not in MAD_TASKS]
     if wrong:
         raise unknown("task", wrong[0], MAD_TASKS)
@@ -249,7 +249,7 @@ def _mad(c: Context, progress: Progress | None) -> Rows:
     usual=True,
     plot=panels.line("pairs", "recall", "chosen", chance=True),
 )
-def _capacity(c: Context, progress: Progress | None) -> Rows:
+def _capacity(c: Context, progress: ProgressCallback | None) -> Rows:
     return capacity_suite(c.lm, None, c.settings.pairs, seed=c.settings.seed, progress=progress)
 
 
@@ -262,7 +262,7 @@ def _capacity(c: Context, progress: Progress | None) -> Rows:
     usual=True,
     plot=panels.line("length", "perplexity", "tail_perplexity"),
 )
-def _length(c: Context, progress: Progress | None) -> Rows:
+def _length(c: Context, progress: ProgressCallback | None) -> Rows:
     lengths = c.lengths()
     joined = "\n\n".join(c.texts())
     return context_length_scaling(c.lm, None, joined, lengths, progress=progress)
@@ -274,13 +274,13 @@ def _length(c: Context, progress: Progress | None) -> Rows:
     ("task", "questions", "accuracy", "normalised", "perplexity"),
     plot=panels.bars,
 )
-def _commonsense(c: Context, progress: Progress | None) -> Rows:
+def _commonsense(c: Context, progress: ProgressCallback | None) -> Rows:
     s = c.settings
     return commonsense_suite(c.lm, None, s.commonsense, s.commonsense_data, s.limit, progress)
 
 
 @register_suite("harness", "any task of lm-evaluation-harness")
-def _harness(c: Context, progress: Progress | None) -> Rows:
+def _harness(c: Context, progress: ProgressCallback | None) -> Rows:
     s = c.settings
     if not s.harness:
         raise ValueError(

@@ -18,7 +18,7 @@ from torch import Tensor
 from .freeze_memory import frozen_memory
 from .model_adapter import LanguageModel
 
-MEMORY = ("learning", "frozen")
+MEMORY_MODES = ("learning", "frozen")
 
 
 @dataclass
@@ -186,8 +186,8 @@ class Sums:
 
 
 def _memory(lm: LanguageModel, memory: str) -> contextlib.AbstractContextManager:
-    if memory not in MEMORY:
-        raise ValueError(f"memory={memory!r} is unknown; choose one of {', '.join(MEMORY)}")
+    if memory not in MEMORY_MODES:
+        raise ValueError(f"memory={memory!r} is unknown; choose one of {', '.join(MEMORY_MODES)}")
     return frozen_memory(lm.model) if memory == "frozen" else contextlib.nullcontext()
 
 

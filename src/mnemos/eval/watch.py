@@ -16,10 +16,10 @@ from typing import Any
 from .files import finite
 from .loading import load
 from .runner import run_suites
-from .settings import Settings
+from .settings import EvalSettings
 from .suites import check_names
 
-FILE = "eval_results.jsonl"
+RESULTS_FILE = "eval_results.jsonl"
 
 
 def checkpoint_steps(run: str | os.PathLike) -> list[int]:
@@ -30,7 +30,7 @@ def checkpoint_steps(run: str | os.PathLike) -> list[int]:
 
 def read_results(run: str | os.PathLike) -> list[dict[str, Any]]:
     """What was written so far; a last line that was cut off is left out."""
-    file = Path(run) / FILE
+    file = Path(run) / RESULTS_FILE
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     found = []
     for line in lines:
@@ -44,7 +44,7 @@ def read_results(run: str | os.PathLike) -> list[dict[str, Any]]:
 def watch(
     run: str | os.PathLike,
     suites: Sequence[str],
-    settings: Settings | None = None,
+    settings: EvalSettings | None = None,
     poll: float = 30.0,
     once: bool = False,
     device: str = "cpu",
@@ -77,7 +77,9 @@ def watch(
                 name: {k: v for k, v in entry.items() if k not in ("settings", "files")}
                 for name, entry in results.items()
             }
-            _append(run / FILE, {"step": step, "seconds": round(time.perf_counter() - began, 3), "suites": entries})
+            _append(
+                run / RESULTS_FILE, {"step": step, "seconds": round(time.perf_counter() - began, 3), "suites": entries}
+            )
             report(f"step {step}: {', '.join(suites)}")
         if once:
             return read_results(run)

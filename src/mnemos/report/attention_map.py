@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..memory import MemorySpec
 
-BLOCK = 64
+BLOCK_QUERIES = 64
 
 
 @dataclass
@@ -91,8 +91,8 @@ def resemblance(
     keys, rows = k.transpose(0, 1), coefficients(writes, spec)  # H T F
     token = torch.full((1 + H, T, count), -1)
     weight, own = k.new_zeros(1 + H, T, count), k.new_zeros(1 + H, T)
-    for start in range(0, T, BLOCK):
-        stop = min(T, start + BLOCK)
+    for start in range(0, T, BLOCK_QUERIES):
+        stop = min(T, start + BLOCK_QUERIES)
         C = torch.stack([next(rows) for _ in range(start, stop)], 1)  # H L T
         scores = q[start:stop].transpose(0, 1) @ keys.mT
         if spec.is_kv_cache:

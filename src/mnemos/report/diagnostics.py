@@ -1,6 +1,6 @@
 """What is wrong with a run, in words: read from its record and from looks at its checkpoints.
 
-Each rule is a function of what is known that yields findings; `RULES` lists them. A record is a line of metrics.jsonl.
+Each rule is a function of what is known that yields findings; `CHECKS` lists them. A record is a line of metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def health(known: Known) -> list[Finding]:
     >>> [f.title for f in health(Known(train=[{"step": 9, "loss": 2.0, "bad_steps": 4}]))]
     ['Steps without a finite loss', 'No validation']
     """
-    found = [finding for rule in RULES for finding in rule(known)]
+    found = [finding for rule in CHECKS for finding in rule(known)]
     return sorted(found, key=lambda f: ("bad", "warn", "note").index(f.level))
 
 
@@ -268,7 +268,7 @@ def _last_layers(known: Known) -> dict[str, Record]:
     return next((r["layers"] for r in reversed(known.validate) if r.get("layers")), {})
 
 
-RULES: tuple[Callable[[Known], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[Known], Iterator[Finding]], ...] = (
     _finite_steps,
     _losses,
     _validation,

@@ -19,7 +19,7 @@ from ..models import MnemosForCausalLM
 from ..train.hooks import silent_memory
 from .page import pack, pack_indices, render
 from .texts import token_texts
-from .watching import Layer, watch
+from .watching import LayerTrace, watch
 
 MAX_TOKENS = 2000
 MOST_TOKENS = 20_000
@@ -33,7 +33,7 @@ class Inspection:
 
     tokens: what each adds to the text. loss: (T,) nats, NaN for the first, which nothing predicts. frozen, silent: the same with memories
     that stay at their learned start, and with memories that say nothing; None where the model has no such thing.
-    layers: see `watching.Layer`. cut: whether the text goes on.
+    layers: see `watching.LayerTrace`. cut: whether the text goes on.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Inspection:
     loss: Tensor
     frozen: Tensor | None
     silent: Tensor | None
-    layers: list[Layer]
+    layers: list[LayerTrace]
     persistent: int
     gate_mode: str
     cut: bool
@@ -54,7 +54,7 @@ class Inspection:
         return {k: math.exp(min(20.0, x[1:].mean().item())) for k, x in named.items() if x is not None}
 
     def routing(self) -> list[dict[str, Any]]:
-        """Layer by layer how tokens are routed: the mean of every value, and how far the gates have decided for one side."""
+        """LayerTrace by layer how tokens are routed: the mean of every value, and how far the gates have decided for one side."""
         rows = []
         for layer in self.layers:
             row: dict[str, Any] = {"layer": layer.index, "kind": layer.kind}
@@ -189,7 +189,7 @@ def _panel(seen: Inspection) -> dict[str, Any]:
     }
 
 
-def _layer(layer: Layer, by_head: bool) -> dict[str, Any]:
+def _layer(layer: LayerTrace, by_head: bool) -> dict[str, Any]:
     found: dict[str, Any] = {
         "index": layer.index,
         "kind": layer.kind,

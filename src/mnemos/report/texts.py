@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-WHOLE = 4  # tokens a character may be spread over: the bytes of UTF-8
+MAX_TOKENS_PER_CHARACTER = 4  # tokens a character may be spread over: the bytes of UTF-8
 SPAN = 24  # tokens decoded together: enough for what a decoder does at the joint of two
 
 
@@ -21,7 +21,7 @@ def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     start, shown, waiting = 0, "", 0
     for i, token in enumerate(ids):
         text = tokenizer.decode(ids[start : i + 1])
-        if text.endswith("\ufffd") and waiting < WHOLE - 1:
+        if text.endswith("\ufffd") and waiting < MAX_TOKENS_PER_CHARACTER - 1:
             texts.append(f"⟨{token}⟩")
             waiting += 1
             continue

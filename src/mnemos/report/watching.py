@@ -24,12 +24,12 @@ from .spectrum import Spectrum, look, over_time
 MOMENTS = 64  # at most so many looks at the weights
 SINGULAR_VALUES = 8
 RESEMBLED = 5
-GATES = ("surprise", "gradient_norm", "momentum_norm", "lr", "retain", "momentum", "gate")
+GATE_SERIES = ("surprise", "gradient_norm", "momentum_norm", "lr", "retain", "momentum", "gate")
 
 
 @dataclass
-class Layer:
-    """What one layer did. values: name -> (T, heads), of the names in `GATES` and "route", "share", as far as the layer has them.
+class LayerTrace:
+    """What one layer did. values: name -> (T, heads), of the names in `GATE_SERIES` and "route", "share", as far as the layer has them.
 
     route: how far the gate lets the memory in (convex: 1 - g, additive: g). share: norm of what the memory adds to the block, as a
     share of the norms of both parts. moments: (N,) tokens of the text read at each look at the weights; the first is the learned start.
@@ -100,11 +100,11 @@ class _Watch:
         self.positions.append(int(state.position[0]))
         self.looks.append(listed + maps)
 
-    def fill(self, layer: Layer, persistent: int) -> None:
+    def fill(self, layer: LayerTrace, persistent: int) -> None:
         """Put what was seen into `layer`, without the persistent tokens."""
         spec, features = self.memory.spec, self.memory.features
         layer.rule, layer.commit = spec.rule, spec.commit if spec.rule == "muon" else 0
-        whole = {name: torch.cat([getattr(t, name)[0] for t in self.traces]).float().cpu() for name in GATES}
+        whole = {name: torch.cat([getattr(t, name)[0] for t in self.traces]).float().cpu() for name in GATE_SERIES}
         layer.values |= {name: x[persistent:] for name, x in whole.items()}
         lag = None if self.lags[0] is None else torch.cat(self.lags)
         writes = Writes(whole["lr"], whole["momentum"], whole["retain"], whole["gate"], lag)
@@ -130,10 +130,10 @@ def _map_names(maps: int) -> list[str]:
 
 
 @torch.no_grad()
-def watch(model: MnemosForCausalLM, ids: Tensor) -> tuple[Tensor, list[Layer]]:
+def watch(model: MnemosForCausalLM, ids: Tensor) -> tuple[Tensor, list[LayerTrace]]:
     """ids: (1, T). The logits (T, V), and what every layer did."""
     P, T = model.config.num_persistent_tokens, ids.shape[1]
-    layers = [Layer(i, kind) for i, kind in enumerate(model.config.blocks)]
+    layers = [LayerTrace(i, kind) for i, kind in enumerate(model.config.blocks)]
     watches: dict[int, _Watch] = {}
     with contextlib.ExitStack() as stack:
         for layer, block in zip(layers, model.model.layers):
@@ -162,7 +162,7 @@ def _hooked(module: nn.Module, hook) -> Generator[None]:
         handle.remove()
 
 
-def _routing(layer: Layer, persistent: int):
+def _routing(layer: LayerTrace, persistent: int):
     def hook(gate: Gate, args: tuple, output: Tensor) -> None:
         y, m, x = (part[0, persistent:].float() for part in args)
         if gate.linear is None:  # "product" and "sigmoid" have no number that says how much
@@ -179,7 +179,7 @@ def _routing(layer: Layer, persistent: int):
 
 
 @contextlib.contextmanager
-def _sharing(layer: Layer, mixer: LayerMixer, persistent: int) -> Generator[None]:
+def _sharing(layer: LayerTrace, mixer: LayerMixer, persistent: int) -> Generator[None]:
     """`mal` adds both to the stream: their norms say who speaks."""
     parts: dict[str, Tensor] = {}
 

@@ -329,7 +329,7 @@ class TrainConfig:
         return cls.from_dict(fields)
 
 
-LENGTHS = {"steps": "tokens", "tokens": "steps"}  # the later one of these to be given takes the other's place
+EXCLUSIVE_LENGTHS = {"steps": "tokens", "tokens": "steps"}  # the later one of these to be given takes the other's place
 
 
 def merge(config: TrainConfig, fields: dict[str, Any]) -> TrainConfig:
@@ -344,5 +344,5 @@ def merge(config: TrainConfig, fields: dict[str, Any]) -> TrainConfig:
             return old | {key: over(old.get(key), value) for key, value in new.items()}
         return new
 
-    replaced = {other: None for name, other in LENGTHS.items() if fields.get(name) is not None}
+    replaced = {other: None for name, other in EXCLUSIVE_LENGTHS.items() if fields.get(name) is not None}
     return TrainConfig.from_dict(over(config.to_dict(), replaced | fields))

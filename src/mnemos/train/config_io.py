@@ -11,8 +11,8 @@ from typing import Any
 
 from ..deprecation import current_names, old_names
 
-SHORT = reprlib.Repr()  # never visits all of a value: YAML aliases make a few lines expand without limit
-SHORT.maxlevel, SHORT.maxlist, SHORT.maxdict, SHORT.maxstring, SHORT.maxother = 3, 4, 4, 40, 40
+SHORT_REPR = reprlib.Repr()  # never visits all of a value: YAML aliases make a few lines expand without limit
+SHORT_REPR.maxlevel, SHORT_REPR.maxlist, SHORT_REPR.maxdict, SHORT_REPR.maxstring, SHORT_REPR.maxother = 3, 4, 4, 40, 40
 
 
 def short(value: Any) -> str:
@@ -21,7 +21,7 @@ def short(value: Any) -> str:
     >>> short("ten"), short([[[[1]]]]), short(list(range(100)))
     ("'ten'", '[[[[...]]]]', '[0, 1, 2, 3, ...]')
     """
-    return SHORT.repr(value)[:60]
+    return SHORT_REPR.repr(value)[:60]
 
 
 def plain(value: Any) -> Any:

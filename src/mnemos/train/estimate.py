@@ -18,7 +18,7 @@ from ..models.blocks import Block
 from .config import TrainConfig
 from .telemetry import flops_per_token
 
-PIECE = 256  # tokens of the measured piece, at least
+MIN_MEASURED_TOKENS = 256  # tokens of the measured piece, at least
 BYTES = 4  # weights, gradients, both moments of AdamW and activations are kept in float32; half of the latter under bfloat16
 
 
@@ -129,7 +129,7 @@ def _vocabulary(tokenizer: str) -> int:
 def _measure(config: MnemosConfig, kind: str) -> tuple[int, int]:
     """Parameters of a block, and the bytes per token that its forward pass keeps, each tensor once, weights not counted."""
     block = Block(config, kind)
-    length = max(PIECE, 2 * config.segment_length if kind == "mac" else 0)
+    length = max(MIN_MEASURED_TOKENS, 2 * config.segment_length if kind == "mac" else 0)
     weights = {p.untyped_storage().data_ptr() for p in block.parameters()}
     kept: dict[int, int] = {}
 

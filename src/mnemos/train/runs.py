@@ -22,7 +22,7 @@ from .distributed import World
 from .ownership import check_name, check_own, check_records, clear_run, remove_leftovers
 from .records import read_best
 
-STALE_SECONDS = 3600  # no export takes as long
+STALE_EXPORT_SECONDS = 3600  # no export takes as long
 
 
 def new_name(folder: Path, wanted: str) -> str:
@@ -217,7 +217,7 @@ def _remove_stale_exports(out: Path) -> None:
     for part in out.parent.glob(f".{glob.escape(out.name)}.*.part"):
         if part_of(part.name) == out.name and part.is_dir() and not part.is_symlink():
             with contextlib.suppress(OSError):
-                if time.time() - part.stat().st_mtime > STALE_SECONDS and all(
+                if time.time() - part.stat().st_mtime > STALE_EXPORT_SECONDS and all(
                     file.is_file() for file in part.iterdir()
                 ):
                     shutil.rmtree(part)

@@ -24,7 +24,7 @@ from .background import Background
 from .text import encode
 
 PLACES = ("bathroom", "bedroom", "garden", "hallway", "kitchen", "office")
-THINGS = ("apple", "football", "milk")
+CARRIED_THINGS = ("apple", "football", "milk")
 WALKERS = ("Daniel", "John", "Mary", "Sandra")
 GIVERS = ("Bill", "Fred", "Jeff", "Mary")
 WALKS = ("went to", "moved to", "journeyed to", "travelled to", "went back to")
@@ -32,7 +32,7 @@ TAKES = ("got", "took", "grabbed", "picked up")
 DROPS = ("dropped", "discarded", "left", "put down")
 GIVES = ("gave", "passed", "handed")
 OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
-NAMES = re.compile(rf"\b({'|'.join((*PLACES, *THINGS, *WALKERS, *GIVERS))})\b", re.IGNORECASE)
+NAME_PATTERN = re.compile(rf"\b({'|'.join((*PLACES, *CARRIED_THINGS, *WALKERS, *GIVERS))})\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ def story(task: str, seed: int = 0) -> Story:
 
 def mentions_names(sentence: str) -> bool:
     """Whether a sentence names a person, place or thing of the stories: such background would be a fact, or a hint."""
-    return NAMES.search(sentence) is not None
+    return NAME_PATTERN.search(sentence) is not None
 
 
-class World:
+class StoryWorld:
     """Who is where, who holds what, and where each thing has been, as facts are told one by one."""
 
     def __init__(self, rng: random.Random, people: tuple[str, ...]):
@@ -74,7 +74,7 @@ class World:
         self.facts: list[str] = []
         self.place: dict[str, str] = {}
         self.holder: dict[str, str | None] = {}  # a thing that was never taken is not here
-        self.been: dict[str, list[str]] = {thing: [] for thing in THINGS}
+        self.been: dict[str, list[str]] = {thing: [] for thing in CARRIED_THINGS}
 
     def walk(self) -> None:
         who = self.rng.choice(self.people)
@@ -90,7 +90,7 @@ class World:
         able = [
             (who, thing)
             for who, where in self.place.items()
-            for thing in THINGS
+            for thing in CARRIED_THINGS
             if thing not in self.holder or (self.holder[thing] is None and self.been[thing][-1] == where)
         ]
         if not able:
@@ -115,14 +115,14 @@ class World:
 
 
 def _one_fact(rng: random.Random) -> Story | None:
-    world = World(rng, WALKERS)
+    world = StoryWorld(rng, WALKERS)
     world.steps(2 * rng.randint(1, 5), world.walk)
     who = rng.choice(sorted(world.place))
     return Story("qa1", tuple(world.facts), f"Where is {who}?", world.place[who], PLACES)
 
 
 def _two_facts(rng: random.Random) -> Story | None:
-    world = World(rng, WALKERS)
+    world = StoryWorld(rng, WALKERS)
     world.steps(rng.randint(4, 24), world.walk, world.walk, world.take, world.drop)
     known = sorted(world.holder)
     if not known:
@@ -132,7 +132,7 @@ def _two_facts(rng: random.Random) -> Story | None:
 
 
 def _three_facts(rng: random.Random) -> Story | None:
-    world = World(rng, WALKERS)
+    world = StoryWorld(rng, WALKERS)
     world.steps(rng.randint(6, 40), world.walk, world.walk, world.take, world.drop)
     asked = [
         (thing, been[i], been[i - 1])
@@ -164,7 +164,7 @@ def _two_arguments(rng: random.Random) -> Story | None:
 
 
 def _three_arguments(rng: random.Random) -> Story | None:
-    world = World(rng, GIVERS)
+    world = StoryWorld(rng, GIVERS)
     given: list[tuple[str, str, str]] = []
 
     def give() -> None:
@@ -193,7 +193,7 @@ def _three_arguments(rng: random.Random) -> Story | None:
             (f"Who received the {thing}?", other),
         ]
     )
-    return Story("qa5", tuple(world.facts), question, answer, (*GIVERS, *THINGS))
+    return Story("qa5", tuple(world.facts), question, answer, (*GIVERS, *CARRIED_THINGS))
 
 
 BABI_TASKS: dict[str, Callable[[random.Random], Story | None]] = {

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-IGNORED = -100
+from ..labels import IGNORED
 
 
 class Examples(NamedTuple):

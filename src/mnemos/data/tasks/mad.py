@@ -33,7 +33,7 @@ import numpy as np
 from ...choices import unknown
 from .examples import IGNORED, Examples, fraction, whole
 
-Row = tuple[list[int], list[int]]
+TaskRow = tuple[list[int], list[int]]
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def recall(
     return _shifted(rows, training)
 
 
-def _recall_row(rng: np.random.Generator, usable: int, pairs: int, noise_vocab: int, frac_noise: float) -> Row:
+def _recall_row(rng: np.random.Generator, usable: int, pairs: int, noise_vocab: int, frac_noise: float) -> TaskRow:
     keys = usable // 2
     values: dict[int, int] = {}
     tokens, asked = [], []
@@ -134,7 +134,7 @@ def fuzzy_recall(
     return _shifted(rows, training)
 
 
-def _fuzzy_row(rng: np.random.Generator, usable: int, length: int, K: int, V: int, training: bool) -> Row:
+def _fuzzy_row(rng: np.random.Generator, usable: int, length: int, K: int, V: int, training: bool) -> TaskRow:
     def key() -> tuple[int, ...]:
         size = int(rng.integers(1, K + 1)) if training else K
         return tuple(rng.permutation(usable // 2)[:size].tolist())
@@ -183,7 +183,7 @@ def selective_copying(
 
 def compression(num_examples: int, vocab_size: int = 16, length: int = 32, seed: int = 0) -> Examples:
     """Random tokens and the compression token behind them: (N, length); the labels are the inputs, all to be said from what is
-    known after the last (`mnemos.eval.mad.Decoder`)."""
+    known after the last (`mnemos.eval.mad.MADDecoder`)."""
     whole("num_examples", num_examples, 1), whole("vocab_size", vocab_size, 2), whole("length", length, 2)
     tokens = np.random.default_rng(seed).integers(vocab_size - 1, size=(num_examples, length))
     tokens[:, -1] = vocab_size - 1
@@ -211,40 +211,40 @@ def memorization_map(vocab_size: int, map_seed: int = 12345) -> np.ndarray:
     return usable // 2 + np.random.default_rng(map_seed).permutation(usable - usable // 2)[: usable // 2]
 
 
-def _shifted(rows: list[Row], training: bool) -> Examples:
+def _shifted(rows: list[TaskRow], training: bool) -> Examples:
     tokens, asked = (np.array(part, dtype=np.int64) for part in zip(*rows))
     return Examples(tokens[:, :-1], (tokens if training else asked)[:, 1:])
 
 
-LENGTHS = {"length": [256, 512, 1024]}
-VOCABULARIES = {"vocab_size": [32, 64, 128]}
+LENGTH_SWEEP = {"length": [256, 512, 1024]}
+VOCABULARY_SWEEP = {"vocab_size": [32, 64, 128]}
 MAD_TASKS = {
     task.name: task
     for task in (
-        MADTask("in-context-recall", recall, {"vocab_size": 16, "length": 128}, VOCABULARIES | LENGTHS),
+        MADTask("in-context-recall", recall, {"vocab_size": 16, "length": 128}, VOCABULARY_SWEEP | LENGTH_SWEEP),
         MADTask(
             "noisy-in-context-recall",
             recall,
             {"vocab_size": 32, "noise_vocab_size": 16, "length": 128, "frac_noise": 0.2},
-            {"vocab_size": [48, 80, 144]} | LENGTHS | {"frac_noise": [0.4, 0.6, 0.8]},
+            {"vocab_size": [48, 80, 144]} | LENGTH_SWEEP | {"frac_noise": [0.4, 0.6, 0.8]},
         ),
         MADTask(
             "fuzzy-in-context-recall",
             fuzzy_recall,
             {"vocab_size": 16, "length": 128, "k_motif_size": 3, "v_motif_size": 3},
-            VOCABULARIES | LENGTHS,
+            VOCABULARY_SWEEP | LENGTH_SWEEP,
         ),
         MADTask(
             "selective-copying",
             selective_copying,
             {"vocab_size": 16, "length": 256, "num_tokens_to_copy": 16},
-            VOCABULARIES | {"length": [512, 1024], "num_tokens_to_copy": [32, 64, 96]},
+            VOCABULARY_SWEEP | {"length": [512, 1024], "num_tokens_to_copy": [32, 64, 96]},
         ),
         MADTask(
             "compression",
             compression,
             {"vocab_size": 16, "length": 32},
-            VOCABULARIES | {"length": [64, 128, 256]},
+            VOCABULARY_SWEEP | {"length": [64, 128, 256]},
         ),
         MADTask(
             "memorization",

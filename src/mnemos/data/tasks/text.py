@@ -12,7 +12,7 @@ SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 
 @runtime_checkable
-class Tokenizer(Protocol):
+class TokenizerLike(Protocol):
     """What a tokenizer has: those of `mnemos.data` and of transformers do."""
 
     eos_token_id: int | None
