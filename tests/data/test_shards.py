@@ -186,7 +186,7 @@ def test_two_processes_that_open_the_same_data_at_once_build_it_once(tmp_path):
 
 def test_a_cache_that_cannot_be_made_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(ValueError, match=r"cache_dir .*file/cache cannot be made"):
+    with pytest.raises(ValueError, match=r"cache_dir .*file/cache cannot be created"):
         opened(tmp_path, "embedded", cache_dir=str(tmp_path / "file/cache"))
 
 

@@ -63,7 +63,7 @@ def test_the_smollm_recipe_has_its_three_parts_and_weights():
         (["a.txt:0"], "a weight above 0"),
         (["a.txt:-1"], "a weight above 0"),
         (["a.txt:inf"], "a weight above 0"),
-        (["a.txt", "a.txt"], "named twice"),
+        (["a.txt", "a.txt"], "given twice"),
         (["nowhere.txt"], "does not exist; named sources are embedded"),
         (["./nowhere"], "does not exist"),
         (["a/b/c/d"], "does not exist"),
@@ -155,7 +155,7 @@ def test_a_hub_that_is_lost_on_the_way_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.IterableDataset, "__iter__", lost)
     rows = records(str(folder), None, "train", "text")
     assert next(rows) == "the first row"
-    with pytest.raises(ValueError, match="the hub was lost after 1 rows of dataset"):
+    with pytest.raises(ValueError, match="the connection to the hub was lost after 1 rows of dataset"):
         next(rows)
 
 
@@ -167,8 +167,8 @@ def test_a_hub_that_is_lost_on_the_way_is_one_sentence(tmp_path, monkeypatch):
         ({"packing": "loose"}, "packing must be one of documents, stream, windows, but is 'loose'"),
         ({"val_fraction": 1.0}, r"val_fraction must be in \[0, 1\)"),
         ({"val_fraction": 0.6, "test_fraction": 0.5}, "leave nothing to train on"),
-        ({"overlap_ratio": 0.5}, "overlap_ratio goes with packing='windows'"),
-        ({"carry_state": True, "packing": "windows"}, "carry_state goes with"),
+        ({"overlap_ratio": 0.5}, "overlap_ratio needs packing='windows'"),
+        ({"carry_state": True, "packing": "windows"}, "carry_state needs"),
         ({"sources": "a.txt"}, "sources must be one or more strings"),
         ({"sources": ()}, "sources must be one or more strings"),
         ({"prefetch": -1}, "prefetch must be"),

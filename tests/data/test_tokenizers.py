@@ -97,7 +97,7 @@ def test_what_is_no_tokenizer_is_one_sentence(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"is not a readable tokenizer\.json"):
         open_tokenizer(str(tmp_path / "broken.json"))
     Tokenizer(models.WordLevel({"a": 0})).save(str(tmp_path / "endless.json"))
-    with pytest.raises(ValueError, match="does not say which token ends a document: name it with eos_token"):
+    with pytest.raises(ValueError, match="defines no end-of-document token: name it with eos_token"):
         open_tokenizer(str(tmp_path / "endless.json"))
     with pytest.raises(ValueError, match="eos_token 'b' is not in the vocabulary"):
         open_tokenizer(str(tmp_path / "endless.json"), "b")
@@ -146,7 +146,7 @@ def test_bpe_is_trained_on_first_use_and_kept(tmp_path, monkeypatch):
     monkeypatch.setattr("mnemos.data.dataset.train_bpe", None)  # a second training would fail
     again = opened(tmp_path, corpus, tokenizer="bpe:400")
     assert (next(again.train)["input_ids"] == batch["input_ids"]).all()
-    with pytest.raises(ValueError, match="must name its size, as bpe:32000 does"):
+    with pytest.raises(ValueError, match="must include its vocabulary size, as in bpe:32000"):
         opened(tmp_path, corpus, tokenizer="bpe:many")
     (folder,) = (tmp_path / "cache/tokenizers").glob("bpe-400-*[0-9a-f]")
     assert json.loads((folder / "tokenizer_config.json").read_text())["eos_token"] == "<eos>"

@@ -1,6 +1,6 @@
-"""Data: text of any source, tokenised once into memory-mapped shards, and batches of it in an order that can be repeated.
+"""Data: tokenises text of any source once into memory-mapped shards, and serves batches in a reproducible order.
 
-`open_data(DataConfig(...))` is the way in. Names are loaded when first used: the processes that tokenise need no torch.
+Entry point: `open_data(DataConfig(...))`. Names are imported lazily, because the processes that tokenise need no torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sources become shards: once, in several processes, and a build that was stopped goes on where it was."""
+"""Tokenises sources into shards: once, in several processes, and resumable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .shards import SHARD_FORMAT, Store, dtype_of, whole_shard
 from .sources import Source
 from .tokenizer import Tokenizer
 
-MIN_BYTES_FOR_PROCESSES = 2**25  # bytes of files below which starting processes costs more than it saves
+MIN_BYTES_FOR_PROCESSES = 2**25  # below this size, starting processes costs more than it saves
 
 
 def build(
@@ -33,7 +33,7 @@ def build(
     workers: int = 1,
     on_progress: OnProgress = lambda p: None,
 ) -> Store:
-    """The shards of a source, made if they are not there yet. Processes that ask for the same wait for the first."""
+    """The shards of a source, built if they do not exist. Other processes that need the same shards wait for the first one."""
     if add_bos and tokenizer.bos_token_id is None:
         raise ValueError(f"add_bos needs a token that begins a document, but tokenizer {tokenizer.name!r} has none")
     identity = {"format": SHARD_FORMAT, "source_hash": source.fingerprint(rules), "add_bos": add_bos}
@@ -48,7 +48,7 @@ def build(
             if not _is_whole(folder, len(parts)):
                 try:
                     _build(folder, parts, source, tokenizer, rules, add_bos, workers, on_progress)
-                except OSError as wrong:  # a disk that is full; what is whole stays
+                except OSError as wrong:  # a full disk, for instance; finished shards stay
                     raise ValueError(f"shards cannot be written in {folder}: {wrong.strerror or wrong}") from None
                 shards = [whole_shard(folder, number) for number in range(len(parts))]
                 report = ReadReport()
@@ -93,7 +93,7 @@ def _build(
         else:
             todo.append(number)
     items = [item for number in todo for item in parts[number]]
-    importable = None not in modules_of(items)  # a reader of a script or a notebook is not
+    importable = None not in modules_of(items)  # a reader defined in a script or a notebook is not
     if importable and min(workers, len(todo)) > 1 and sum(item.size for item in items) >= MIN_BYTES_FOR_PROCESSES:
         jobs = [(number, parts[number]) for number in todo]
         encode_in_processes(jobs, folder, tokenizer, rules, add_bos, min(workers, len(todo)), on_progress)

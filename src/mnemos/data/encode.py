@@ -1,4 +1,4 @@
-"""One part of a source, read, tokenised and written as a shard."""
+"""Reads one part of a source, tokenises it and writes it as a shard."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLUSH = 2**22  # characters tokenised at a time
 
 @dataclass
 class TokenizeProgress:
-    """What a build tells whoever watches: bytes of the files done, and text and tokens made of them."""
+    """Progress since the last call: bytes read from files, bytes of text, and tokens."""
 
     file_bytes: int = 0
     text_bytes: int = 0
@@ -38,7 +38,7 @@ def encode_part(
     add_bos: bool = False,
     on_progress: OnProgress = lambda p: None,
 ) -> dict:
-    """Read items, tokenise, write shard `number`; what its .json says."""
+    """Read items, tokenise them, write shard `number`. Returns the content of its .json file."""
     report = ReadReport()
     done = 0
 

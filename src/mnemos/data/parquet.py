@@ -1,4 +1,4 @@
-"""Parquet files: a row is a document. Memory holds a bounded number of rows, whatever a file unpacks to."""
+"""Reads parquet files, one document per row. A bounded number of rows is in memory, whatever the file unpacks to."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .parquet_pages import bytes_of_rows, read_pages
 from .reader import Item, OnBytes, Reader, ReadRules
 from .report import ReadReport
 
-PARQUET_ROWS = 256  # rows unpacked together, at most
+PARQUET_ROWS = 256  # largest number of rows unpacked together
 
 
 class Parquet(Reader):
-    """The text column of a table. It is divided between row groups."""
+    """The text column of a table. A file can be divided between row groups."""
 
     name, suffixes, zipped = "parquet", (".parquet",), False
 
@@ -33,7 +33,7 @@ class Parquet(Reader):
                 ):
                     cells = batch.column(0)
                     cells = cells.dictionary_decode() if pyarrow.types.is_dictionary(cells.type) else cells
-                    # a file may call anything UTF-8
+                    # the file's claim that the column is UTF-8 is not checked
                     yield from cells.cast(pyarrow.large_binary()).to_pylist()
                 if not rows:
                     yield from itertools.repeat(None, file.metadata.row_group(group).num_rows)
@@ -57,9 +57,9 @@ class Parquet(Reader):
 
 
 def _rows_at_once(file, group: int, path: str, rules: ReadRules) -> int:
-    """How many rows of a group fit into memory together, whatever they unpack to; 0 for a column that holds no text.
+    """The number of rows of a group that fit into memory together, whatever they unpack to; 0 for a column without text.
 
-    A file of a kilobyte can hold gigabytes: a page may unpack to any size, and a thousand rows may share one long value.
+    A file of one kilobyte can hold gigabytes: a page can unpack to any size, and a thousand rows can share one long value.
     """
     pyarrow = require("pyarrow", "data")
     kind = file.schema_arrow.field(rules.column).type
@@ -89,7 +89,7 @@ def _rows_at_once(file, group: int, path: str, rules: ReadRules) -> int:
 
 
 def open_parquet(path: str | Path):
-    """A parquet file, or a sentence that it is none."""
+    """Open a parquet file; raises a ValueError if it is not one."""
     pyarrow = require("pyarrow", "data")
     require("pyarrow.parquet", "data")
     try:

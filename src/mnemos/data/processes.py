@@ -1,4 +1,4 @@
-"""Parts tokenised by processes of their own: `main` takes jobs and answers, a line of JSON each.
+"""Tokenises parts in separate processes: `main` reads jobs and writes answers, one line of JSON each.
 
 Plain processes, not multiprocessing: no fork of a program with threads, no second import of the user's script, no pickle.
 """
@@ -34,7 +34,7 @@ def encode_in_processes(
     workers: int,
     on_progress,
 ) -> None:
-    """Every job (shard number, items) is done when this returns; the first error of a process is raised here."""
+    """Run every job (shard number, items); raises the first error of a process."""
     with contextlib.ExitStack() as stack:
         opened = _tokenizer_file(tokenizer, folder)
         waiting: queue.SimpleQueue = queue.SimpleQueue()
@@ -57,12 +57,12 @@ def encode_in_processes(
 
 
 def _tokenizer_file(tokenizer: Tokenizer, folder: Path) -> dict[str, str | None]:
-    """What the processes open, whatever the tokenizer was opened from."""
+    """The tokenizer in a form that the processes can open, whatever it was opened from."""
     if isinstance(tokenizer, ByteTokenizer):
         return {"name": "bytes", "eos_token": None}
     place = folder / "tokenizer"
     tokenizer.save(place)
-    if isinstance(tokenizer, FastTokenizer):  # by itself, this file needs no transformers
+    if isinstance(tokenizer, FastTokenizer):  # this file alone needs no transformers
         return {
             "name": str(place / "tokenizer.json"),
             "eos_token": tokenizer.backend.id_to_token(tokenizer.eos_token_id),
@@ -85,7 +85,7 @@ def _worker(workers: int):
 
 
 def _feed(process: subprocess.Popen, waiting: queue.SimpleQueue, common: dict, lock, stop, on_progress) -> None:
-    """Give a process one job after another and pass its answers on; its stdin is closed when there are no more."""
+    """Send one job after another to a process and forward its progress; close its stdin after the last job."""
     assert process.stdin and process.stdout
     while not stop.is_set():
         try:
@@ -104,7 +104,7 @@ def _feed(process: subprocess.Popen, waiting: queue.SimpleQueue, common: dict, l
             with lock:
                 on_progress(TokenizeProgress(**answer))
         else:
-            raise RuntimeError(f"a process that tokenised ended before its work (exit status {process.wait()})")
+            raise RuntimeError(f"a tokenising process ended before its work was done (exit status {process.wait()})")
     with contextlib.suppress(BrokenPipeError):
         process.stdin.close()
 
@@ -112,13 +112,13 @@ def _feed(process: subprocess.Popen, waiting: queue.SimpleQueue, common: dict, l
 def main() -> None:
     """Serve jobs from stdin until it closes."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # output of libraries must not mix with answers
     tokenizer = None
     for line in sys.stdin:
         job = json.loads(line)
         try:
             if tokenizer is None:
-                for module in job["modules"]:  # those of readers that a user has registered
+                for module in job["modules"]:  # readers registered by the user
                     import_named(module)
                 tokenizer = open_tokenizer(**job["tokenizer"])
                 tokenizer.eos_token_id, tokenizer.bos_token_id = job["ends"]

@@ -1,6 +1,6 @@
-"""Documents of files, piece by piece: memory does not grow with a file, nor with a document in a text file.
+"""Readers of text, JSON, JSON lines and hub datasets. Memory use does not grow with a file, nor with a document in a text file.
 
-A .txt or .md file is one document; a line of .jsonl, a row of .parquet, an element of a .json list is one.
+One document: a .txt or .md file, a line of .jsonl, a row of .parquet, an element of a .json list.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .reader import READERS, DocumentPiece, Item, OnBytes, Reader, ReadRules, ke
 from .report import ReadReport
 from .utf8 import decode, is_junk, last_break, unfinished
 
-BLOCK_BYTES = 2**20  # bytes of a piece
+BLOCK_BYTES = 2**20  # size of a piece
 
 
 def read(
     item: Item, rules: ReadRules, report: ReadReport, on_bytes: OnBytes = lambda n: None
 ) -> Iterator[DocumentPiece]:
-    """The pieces of an item's documents; `on_bytes` hears how many bytes of the file are done.
+    """The pieces of an item's documents; `on_bytes` receives the number of bytes read.
 
     >>> report = ReadReport()
     >>> any(read(Item("embedded"), ReadRules(), report))
@@ -37,7 +37,7 @@ def read(
 
 
 def modules_of(items: Iterable[Item]) -> list[str | None]:
-    """The modules that another process must import to read these items; None for a reader that it cannot import."""
+    """The modules that another process must import to read these items; None for a reader that cannot be imported."""
     package = __name__.partition(".")[0]
     modules = sorted({type(READERS[item.kind]).__module__ for item in items})
     return [home_of(module) for module in modules if module.partition(".")[0] != package]
@@ -83,7 +83,7 @@ class Json(Reader):
     name, suffixes = "json", (".json",)
 
     def records(self, item: Item, rules: ReadRules, report: ReadReport, on_bytes: OnBytes) -> Iterator[Any]:
-        limit = 4 * rules.max_document_bytes  # parsing takes three times as much memory
+        limit = 4 * rules.max_document_bytes  # parsing takes three times the memory
         raw = b""
         if item.size <= limit:
             with open_item(item, on_bytes) as file:
@@ -106,7 +106,7 @@ class Json(Reader):
 
 @register_reader
 class Jsonl(Reader):
-    """A line is a record. A file is divided at any byte: a line belongs to the part that it begins in."""
+    """One record per line. A file can be divided at any byte: a line belongs to the part in which it begins."""
 
     name, suffixes = "jsonl", (".jsonl",)
 
@@ -115,7 +115,7 @@ class Jsonl(Reader):
             position = 0
             if item.start:
                 file.seek(item.start - 1)
-                position = item.start - 1 + _skip_line(file)  # the line before belongs to the item before
+                position = item.start - 1 + _skip_line(file)  # the previous line belongs to the previous item
             while item.stop < 0 or position < item.stop:
                 line = file.readline(rules.max_document_bytes + 1)
                 position += len(line)
@@ -147,7 +147,7 @@ class Jsonl(Reader):
 
 
 def _skip_line(file: IO[bytes]) -> int:
-    """To the line's end, without holding the line; the bytes passed."""
+    """Skip to the end of the line without holding it in memory. Returns the number of bytes skipped."""
     passed = 0
     while chunk := file.readline(BLOCK_BYTES):
         passed += len(chunk)
@@ -161,7 +161,7 @@ register_reader(Parquet)
 
 @register_reader
 class Hub(Reader):
-    """A dataset of the hub, up to `ReadRules.hub_bytes` of it."""
+    """A hub dataset, up to `ReadRules.hub_bytes` of text."""
 
     name = "hub"
 
@@ -180,7 +180,7 @@ class Hub(Reader):
 
 @register_reader
 class Embedded(Reader):
-    """Text that is on every machine."""
+    """Python's own documentation, which needs no download."""
 
     name = source = "embedded"
 

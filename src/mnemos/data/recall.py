@@ -1,4 +1,4 @@
-"""Synthetic recall: facts hidden in a long text, and a question about one of them at its end."""
+"""A synthetic recall task: facts hidden in a long text, and a question about one of them at the end."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ OBJECTS = ("the market", "a stone bridge", "the empty house", "the northern road
 
 
 class RecallDataset(Dataset):
-    """`context_length` tokens each: filler with `num_facts` facts somewhere, then "Question: What is the answer of fact 1234?
-    Answer: 567." Labels are those of the answer alone. Sample i depends on the seed and i only.
+    """Samples of `context_length` tokens: filler with `num_facts` facts at random positions, then "Question: What is the answer of
+    fact 1234? Answer: 567." Only the answer has labels. Sample i depends only on the seed and i.
 
     >>> sample = RecallDataset(num_samples=3, context_length=512)[0]
     >>> len(sample["input_ids"]), sample["question"] in sample["facts"]
@@ -49,7 +49,7 @@ class RecallDataset(Dataset):
         self.num_samples, self.context_length, self.num_facts, self.seed = num_samples, context_length, num_facts, seed
         self.tokenizer = ByteTokenizer() if tokenizer is None else tokenizer
         check_tokenizer(self.tokenizer)
-        self[0]  # a context too short for its facts is refused now
+        self[0]  # raises now if the context is too short for its facts
 
     def __len__(self) -> int:
         return self.num_samples
@@ -91,7 +91,7 @@ class RecallDataset(Dataset):
         }
 
     def _filler(self, chance: random.Random, room: int) -> list[list[int]]:
-        """Sentences of `room` tokens in all; the first is cut to fit."""
+        """Filler sentences with `room` tokens in total; the first one is cut to fit."""
         sentences = []
         while room > 0:
             text = f"{chance.choice(SUBJECTS)} {chance.choice(VERBS)} {chance.choice(OBJECTS)}. "

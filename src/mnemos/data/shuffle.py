@@ -1,4 +1,4 @@
-"""Orders that look random, are fixed by a key, and need no memory: any place in them is computed."""
+"""Pseudorandom orders fixed by a key. They need no memory: any position is computed on demand."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def uniform(*numbers: int) -> float:
 
 
 def permute(places: np.ndarray, n: int, key: int) -> np.ndarray:
-    """Where each of `places` (of 0..n-1) goes in the permutation of 0..n-1 that `key` names.
+    """The images of `places` (from 0..n-1) under the permutation of 0..n-1 that `key` selects.
 
-    A Feistel network over the next even power of two; a place that falls outside goes round again until it is inside.
+    A Feistel network over the next even power of two; a value outside the range is permuted again until it lies inside.
 
     >>> sorted(permute(np.arange(5), 5, key=7).tolist())
     [0, 1, 2, 3, 4]

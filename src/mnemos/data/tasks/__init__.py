@@ -1,6 +1,6 @@
 """Synthetic tasks: seeded generators for training and for evaluation, in numpy and plain Python.
 
-`mqar` and `mad` make token ids directly; `needle` and `babilong` hide sentences in any text, through any tokenizer.
+`mqar` and `mad` generate token ids; `needle` and `babilong` hide sentences in any text, with any tokenizer.
 """
 
 from ..tokenizer import ByteTokenizer
