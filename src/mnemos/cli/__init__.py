@@ -31,7 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as wrong:
         print(f"mnemos: {wrong}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except KeyboardInterrupt:
+        print("mnemos: interrupted", file=sys.stderr)
+        return 130  # as shells report a process that SIGINT ended
+    except BrokenPipeError:  # the reader of our output closed it
         sys.stdout = None
         return 0
     except OSError as wrong:  # a disk that is full, a folder that is someone else's

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -111,6 +112,7 @@ def _feed(process: subprocess.Popen, waiting: queue.SimpleQueue, common: dict, l
 
 def main() -> None:
     """Serve jobs from stdin until it closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # output of libraries must not mix with answers
     tokenizer = None

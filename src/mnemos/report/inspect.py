@@ -54,7 +54,7 @@ class Inspection:
         return {k: math.exp(min(20.0, x[1:].mean().item())) for k, x in named.items() if x is not None}
 
     def routing(self) -> list[dict[str, Any]]:
-        """LayerTrace by layer how tokens are routed: the mean of every value, and how far the gates have decided for one side."""
+        """Layer by layer how tokens are routed: the mean of every value, and how far the gates have decided for one side."""
         rows = []
         for layer in self.layers:
             row: dict[str, Any] = {"layer": layer.index, "kind": layer.kind}

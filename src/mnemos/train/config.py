@@ -16,6 +16,7 @@ from ..data import DataConfig
 from ..deprecation import renamed_fields
 from ..parsing import parse_yaml
 from .config_io import build, check_choices, plain, whole
+from .telemetry import check_trackers
 
 LEAST = {  # whole numbers, and the least each may be
     "steps": 1,
@@ -317,7 +318,14 @@ class TrainConfig:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> TrainConfig:
-        """Read a YAML file."""
+        """Read a YAML file of settings for a training. Its trackers must be registered."""
+        config = cls.load_recorded(path)
+        check_trackers(config.watch.trackers)
+        return config
+
+    @classmethod
+    def load_recorded(cls, path: str | os.PathLike) -> TrainConfig:
+        """Read the config.yaml of a run. Its trackers need not be registered, so that the run can be listed, evaluated and exported."""
         try:
             fields = parse_yaml(Path(path).read_text(encoding="utf-8"), "it")
         except OSError as broken:

@@ -55,7 +55,7 @@ def open_run(path: str | os.PathLike) -> Run:
         raise ValueError(f"{path} is not a run: it has no config.yaml")
     return Run(
         path,
-        TrainConfig.load(path / "config.yaml"),
+        TrainConfig.load_recorded(path / "config.yaml"),
         read_metrics(path, "train"),
         read_metrics(path, "validate"),
         read_best(path),

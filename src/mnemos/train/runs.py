@@ -84,14 +84,14 @@ def prepare_folder(config: TrainConfig, world: World, resume: bool, tokenizer) -
 
 def _check_config(path: Path) -> None:
     """Raise an error if the config was edited by hand, for instance with comments: a new run would overwrite it."""
-    if path.exists() and TrainConfig.load(path).to_yaml() != path.read_text(encoding="utf-8"):
+    if path.exists() and TrainConfig.load_recorded(path).to_yaml() != path.read_text(encoding="utf-8"):
         raise ValueError(f"{path} was edited by hand: train it with --config {path}, or choose another name")
 
 
 def _holds(path: Path, config: TrainConfig) -> bool:
     """Whether a file already holds these settings; it is then kept, comments included."""
     with contextlib.suppress(OSError, ValueError):
-        return TrainConfig.load(path) == config
+        return TrainConfig.load_recorded(path) == config
     return False
 
 
@@ -135,6 +135,17 @@ def find_checkpoint(run: str | os.PathLike, which: str = "best") -> Path:
     if wrong:
         raise ValueError(f"{path} cannot be used: {wrong}")
     return path
+
+
+def check_registered(run: Path) -> None:
+    """Raise an error with the modules to import if the newest checkpoint of a run has a memory with parts that are not registered."""
+    from ..models.folder import read_object
+    from ..models.required import check_required
+
+    steps = checkpoint_steps(run / "checkpoints")
+    model = read_object(run / "checkpoints" / f"step-{steps[-1]:06d}" / "state.json").get("model") if steps else None
+    if isinstance(model, dict) and isinstance(model.get("memory"), dict):
+        check_required(model.get("requires_modules", []), model["memory"])
 
 
 def load_model(run: str | os.PathLike, checkpoint: str = "best", average: bool = False, allow_missing: bool = False):

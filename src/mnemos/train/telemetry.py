@@ -118,8 +118,6 @@ class Trackio(WandbLike):
 def check_trackers(kinds: Iterable[str]) -> None:
     """Raise an error that lists the valid trackers for an unknown one.
 
-    A config does not check them: the runs of a tracker that is not imported can be listed, evaluated and exported.
-
     >>> check_trackers(["wanddb"])
     Traceback (most recent call last):
     ValueError: tracker 'wanddb' is unknown; did you mean wandb? Choose one of tensorboard, wandb, trackio, or name the module that registers it: --import MODULE

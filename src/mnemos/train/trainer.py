@@ -26,7 +26,7 @@ from .loop import Loop, Outcome, Verdict
 from .optimisers import Optimisers
 from .randomness import seed_everything
 from .run_state import RunProgress, RunState
-from .runs import check_free, prepare_folder
+from .runs import check_free, check_registered, prepare_folder
 from .schedules import chunk_size, lr_factor, polarisation
 from .step import Stepper, StepResult
 from .tbptt import CarriedState
@@ -82,6 +82,8 @@ class Trainer:
             )
         if not resume:
             check_free(config)
+        elif config.name is not None:
+            check_registered(Path(config.folder) / config.name)
         # a wrong tracker or model config raises before hours of reading data
         check_trackers(config.watch.trackers)
         presets.config(config.model.preset, config.model.size, **config.model.overrides())
