@@ -52,7 +52,7 @@ def test_the_whole_evaluation_in_python_is_kept_in_its_file(tmp_path, text):
     assert json.loads((tmp_path / "r.json").read_text()) == found
     evaluator.plot_results(found, tmp_path / "r.svg")
     assert (tmp_path / "r.svg").read_text().lstrip().startswith("<?xml")
-    with pytest.raises(ValueError, match="none of the suites that can be drawn"):
+    with pytest.raises(ValueError, match="none of the suites that can be plotted"):
         evaluator.plot_results({"suites": {}}, tmp_path / "r.svg")
 
 

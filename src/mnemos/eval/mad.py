@@ -1,4 +1,4 @@
-"""The six MAD tasks: scores of a model that was trained on them, and the decoder that compression asks for.
+"""The six MAD tasks: scores of models trained on them, and the decoder of the compression task.
 
 Shapes: B rows, T tokens, D hidden size, V vocabulary.
 """
@@ -18,9 +18,9 @@ from .recall import ProgressCallback, accuracy, device_of, logits_of, vocabulary
 
 
 class MADDecoder(nn.Module):
-    """A model whose state after its last token, plus a position, a small MLP turns into the token that stood there: ids (B, T) ->
-    logits (B, T, V). MAD's compression task trains and scores this; both MLP layers keep the width D, as MAD has it.
-    (There the norms are LayerNorm in its benchmark, and the state is not normalised before the position is added; an odd D ends in 0.)
+    """Decodes all tokens from the hidden state after the last one: a small MLP maps this state plus a position embedding to the token at
+    that position; ids (B, T) -> logits (B, T, V). MAD's compression task trains and scores this; both MLP layers have width D, as in MAD.
+    (Differences: MAD's benchmark uses LayerNorm and does not normalise the state before the position is added. An odd D ends in 0.)
 
     >>> from mnemos.models import MnemosForCausalLM, presets
     >>> decoder = MADDecoder(MnemosForCausalLM(presets.config("titans-lmm", vocab_size=16)))
@@ -42,7 +42,7 @@ class MADDecoder(nn.Module):
 
 
 def sinusoids(length: int, dim: int) -> Tensor:
-    """Positions as sines and cosines: (length, dim)."""
+    """Sinusoidal position embeddings: (length, dim)."""
     rates = torch.exp(-math.log(10000.0) * torch.arange((dim + 1) // 2) / max(1, (dim + 1) // 2 - 1))
     angles = torch.arange(length)[:, None] * rates
     return torch.cat([angles.sin(), angles.cos()], dim=1)[:, :dim]
@@ -57,9 +57,9 @@ def mad_score(
     progress: ProgressCallback | None = None,
     **settings,
 ) -> dict[str, Any]:
-    """A model's score on one MAD task at its baseline, or with `settings` changed. Compression takes a `MADDecoder`.
+    """A model's score on one MAD task, at its baseline or with changed `settings`. Compression needs a `MADDecoder`.
 
-    A model must have been trained on the task first, on examples of another seed; `memorization` on the same `map_seed`.
+    The model must have been trained on the task, on examples of another seed; for `memorization` with the same `map_seed`.
     """
     if task not in MAD_TASKS:
         raise unknown("task", task, MAD_TASKS)
@@ -70,7 +70,7 @@ def mad_score(
     made = mad(task, examples or known.test_examples, seed, **settings)
     if task == "compression" and not isinstance(model, MADDecoder):
         raise ValueError(
-            "compression is decoded from the last token alone: train and give a mnemos.eval.mad.MADDecoder(model)"
+            "compression is decoded from the last token only: train and give a mnemos.eval.mad.MADDecoder(model)"
         )
     score = model if task == "compression" else logits_of(model)
     return {"task": task, "settings": chosen} | accuracy(score, made, batch_size, device_of(model), progress)

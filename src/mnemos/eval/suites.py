@@ -1,4 +1,4 @@
-"""The suites by name, as `mnemos eval` and `Evaluator.run_full_evaluation` run them: one after the other, resumable, each with its rows."""
+"""The registry of suites, which `mnemos eval` and `Evaluator.run_full_evaluation` run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Context:
         return read_texts(self.settings.text)[: self.settings.limit]
 
     def background(self, strict: bool) -> Background | None:
-        """The haystack; strict: without sentences that name anything of the BABILong stories."""
+        """The haystack; strict: without sentences that mention the BABILong stories."""
         place = self.settings.haystack or self.settings.text
         if strict not in self._backgrounds:
             texts = embedded_texts() if place is None else read_texts(place)
@@ -54,16 +54,16 @@ class Context:
         return self._backgrounds[strict]
 
     def lengths(self) -> list[int]:
-        """Those the model can read."""
+        """The lengths that the model can read."""
         most = self.lm.max_length
         kept = [n for n in self.settings.lengths if most is None or n <= most]
         if not kept:
-            raise ValueError(f"lengths={self.settings.lengths} are all beyond the {most} tokens this model can read")
+            raise ValueError(f"lengths={self.settings.lengths} all exceed the {most} tokens that this model can read")
         return kept
 
 
 def embedded_texts() -> list[str] | None:
-    """The text that `mnemos.data` finds on every machine, where it can: good enough to hide things in."""
+    """The embedded text of `mnemos.data` as a haystack, if available."""
     try:
         return list(importlib.import_module("mnemos.data.embedded").documents())
     except (ImportError, ValueError):
@@ -74,9 +74,9 @@ def embedded_texts() -> list[str] | None:
 class Suite:
     """A suite of `mnemos eval`.
 
-    about: a line of help. run: measures a model, and returns rows. columns: those that a table shows (all where none is named).
-    reads_text: needs a model with a tokenizer. needs_text: needs `EvalSettings.text`. usual: runs where no suite is named.
-    work: how far its progress will count, where that is known beforehand. plot: draws its rows.
+    about: one line of help. run: measures a model and returns rows. columns: columns of the table (default: all).
+    reads_text: needs a model with a tokenizer. needs_text: needs `EvalSettings.text`. usual: runs if no suite is named.
+    work: total units of progress, if known in advance. plot: plots its rows.
     """
 
     name: str
@@ -94,7 +94,7 @@ SUITES: dict[str, Suite] = {}
 
 
 def register_suite(name: str, about: str, columns: Sequence[str] = (), **choices) -> Callable[[Run], Run]:
-    """Decorate a function (context, progress) -> rows to make it the suite NAME; the keywords are those of `Suite`.
+    """Decorator: registers a function (context, progress) -> rows as the suite NAME; the keywords are the fields of `Suite`.
 
     >>> @register_suite("vocabulary", "the number of tokens", ["tokens"])
     ... def vocabulary(context, progress):
@@ -113,7 +113,7 @@ def register_suite(name: str, about: str, columns: Sequence[str] = (), **choices
 
 
 def usual_suites(with_text: bool) -> tuple[str, ...]:
-    """The suites that run where none is named.
+    """The suites that run if none is named.
 
     >>> usual_suites(with_text=False)
     ('needle', 'babilong', 'capacity')
@@ -123,7 +123,7 @@ def usual_suites(with_text: bool) -> tuple[str, ...]:
 
 @register_suite(
     "perplexity",
-    "of a text: all tokens, by position, by context length, memory learning and frozen",
+    "perplexity of a text: all tokens, by position, by context length, with learning and with frozen memory",
     ("what", "memory", "tokens", "perplexity", "bits_per_byte"),
     needs_text=True,
     usual=True,
@@ -153,7 +153,7 @@ def _perplexity(c: Context, progress: ProgressCallback | None) -> Rows:
 
 
 def _needles(c: Context) -> list[str]:
-    """Those that there is a haystack for; a name that is unknown is refused further on."""
+    """The needle tasks for which there is a haystack; unknown names raise an error later."""
     return [
         t for t in c.settings.needles if (t in NEEDLE_TASKS and NEEDLE_TASKS[t].noise) or c.background(strict=False)
     ]
@@ -161,7 +161,7 @@ def _needles(c: Context) -> list[str]:
 
 @register_suite(
     "needle",
-    "RULER's single needles, depth by length",
+    "RULER's single-needle tasks, depth by length",
     ("task", "length", "depth", "generated", "likelihood", "chance"),
     work=lambda c: len(_needles(c)) * len(c.lengths()) * len(c.settings.depths) * c.settings.samples,
     usual=True,
@@ -171,7 +171,7 @@ def _needle(c: Context, progress: ProgressCallback | None) -> Rows:
     s, background = c.settings, c.background(strict=False)
     tasks = _needles(c)
     if not tasks:
-        raise ValueError("these needles lie in a text: give --haystack FILE (only passkey brings its own)")
+        raise ValueError("these needles need a text: give --haystack FILE (only passkey has its own)")
     return needle_suite(
         c.lm,
         None,
@@ -225,7 +225,7 @@ def _mqar(c: Context, progress: ProgressCallback | None) -> Rows:
 
 @register_suite(
     "mad",
-    "MAD's tasks over ids",
+    "MAD's tasks over token ids",
     ("task", "accuracy", "classwise", "exact"),
     reads_text=False,
     plot=panels.bars,
@@ -243,7 +243,7 @@ def _mad(c: Context, progress: ProgressCallback | None) -> Rows:
 
 @register_suite(
     "capacity",
-    "how many facts a model keeps",
+    "the number of facts that a model recalls",
     ("pairs", "tokens", "recalled", "recall", "chosen", "chance"),
     work=lambda c: sum(c.settings.pairs),
     usual=True,
@@ -255,7 +255,7 @@ def _capacity(c: Context, progress: ProgressCallback | None) -> Rows:
 
 @register_suite(
     "length",
-    "perplexity, speed and memory as the context grows",
+    "perplexity, speed and memory use by context length",
     ("length", "perplexity", "tail_perplexity", "tokens_per_second", "state_bytes", "resident_mb"),
     work=lambda c: max(c.lengths()),
     needs_text=True,
@@ -295,7 +295,7 @@ def _harness(c: Context, progress: ProgressCallback | None) -> Rows:
 
 
 def check_names(names: Sequence[str]) -> list[Suite]:
-    """The suites of these names."""
+    """The suites with these names."""
     wrong = [name for name in names if name not in SUITES]
     if wrong:
         raise unknown("suite", wrong[0], SUITES)
@@ -305,6 +305,6 @@ def check_names(names: Sequence[str]) -> list[Suite]:
 
 
 def default_output(path: str | os.PathLike) -> Path:
-    """Where results of a model go: eval.json in its folder; in the working folder for a hub's name."""
+    """The default results file of a model: eval.json in its folder; for a hub name, in the working folder."""
     folder = Path(path)
     return folder / "eval.json" if folder.is_dir() else Path(f"{str(path).strip('/').replace('/', '--')}.eval.json")
