@@ -1,4 +1,4 @@
-"""What `mnemos eval` found, as a page: a table of every suite, scores drawn as bars beside their numbers and beside chance."""
+"""Results of `mnemos eval` as a page: a table for every suite, with scores as bars."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RESULTS_CSS = """
 
 
 def results_page(results: dict[str, Any], title: str = "mnemos eval") -> str:
-    """The page of a results dictionary, as `run_suites` returns it: HTML that needs nothing else, without a script.
+    """The page of a results dictionary of `run_suites`: one self-contained HTML file without scripts.
 
     >>> entry = {"seconds": 1.0, "rows": [{"pairs": 4, "length": 64, "accuracy": 0.5, "chance": 0.01}]}
     >>> "50 %" in results_page({"model": {"path": "runs/x"}, "suites": {"mqar": entry}})
@@ -41,7 +41,7 @@ def results_page(results: dict[str, Any], title: str = "mnemos eval") -> str:
 
 
 def _suite(name: str, entry: dict[str, Any]) -> str:
-    """A heading, what the suite is about, and its rows, or why there are none."""
+    """A heading, a description, and the rows of a suite, or the reason for their absence."""
     known = SUITES.get(name)
     head = f"<h2>{html.escape(name)}</h2>"
     if "rows" not in entry:
