@@ -32,7 +32,7 @@ code { overflow-wrap: anywhere }
 
 
 def page(report: DemoReport) -> str:
-    """All of a run's measurements: charts, tables, and how they came about."""
+    """The page of a run: charts, tables and a description of each measurement."""
     panels = [_learning(report), _distance(report), _examples(report), _state(report), _file(report), _text(report)]
     far = report.recall["memory"][-1]
     other = report.recall["window only"][-1]
@@ -41,7 +41,7 @@ def page(report: DemoReport) -> str:
 <title>Mnemos demo</title><style>{PAGE_CSS}</style></head><body>
 <h1>A memory that learns while it reads</h1>
 <p>Two models of one size ({report.parameters["memory"]:,} and {report.parameters["window only"]:,} parameters) see {report.plan.window} tokens at a time.
-One of them also has a memory. {far.distance:,} tokens after the facts were told it recalls {far.recall:.0%} of them; the other {other.recall:.0%}, where guessing gives {CHANCE:.0%}.</p>
+One of them also has a memory. {far.distance:,} tokens after the facts it recalls {far.recall:.0%} of them; the other {other.recall:.0%}, where guessing gives {CHANCE:.0%}.</p>
 <p class="soft">Everything on this page was measured in one run of {report.seconds:.0f} seconds. {html.escape(report.machine)}.</p>
 <div class="panels">{"".join(panels)}</div>
 </body></html>
@@ -105,7 +105,7 @@ def _examples(report: DemoReport) -> str:
         rows.append([person, thing, *marked])
     return _section(
         f"One reader, {distance:,} tokens later",
-        _table(["asked about", "told", "memory says", "window only says"], rows),
+        _table(["asked about", "fact", "answer with memory", "answer of window only"], rows),
     )
 
 

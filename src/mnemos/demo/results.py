@@ -1,4 +1,4 @@
-"""What a demo measures: its plan, and the report of a run."""
+"""The plan of a demo, and the report of a run."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class DemoPlan:
         return self.layers * (self.window - 1)
 
     def memory_config(self) -> MnemosConfig:
-        """Sliding-window attention and a matrix memory under the delta rule, side by side in every layer. Nothing fades by itself:
-        a fact is lost only where later writes come to lie on it."""
+        """Sliding-window attention and a matrix memory under the delta rule, in parallel in every layer. The memory does not decay: a fact is
+        lost only if later writes overwrite it."""
         return presets.config(
             "deltanet",
             "nano",
@@ -58,7 +58,7 @@ class DemoPlan:
         )
 
     def window_config(self) -> MnemosConfig:
-        """The same without the memory, its feed-forward layers widened until the parameters are as many."""
+        """The same without the memory; wider feed-forward layers make up for its parameters."""
         shape = {
             "vocab_size": VOCABULARY,
             "hidden_size": self.width,
@@ -124,11 +124,11 @@ class DemoReport:
 
 
 def example_at(plan: DemoPlan) -> int:
-    """The distance that examples are shown at: the first beyond twice the window's reach."""
+    """The distance at which examples are shown: the first beyond twice the reach of the windows."""
     return next((d for d in sorted(plan.distances) if d > 2 * plan.reach), max(plan.distances))
 
 
 def examples_of(recall: dict[str, list[Asked]], distance: int, count: int = 5) -> list[tuple[str, str, str, str]]:
-    """Person, thing, what each model says."""
+    """Person, thing, and the answer of each model."""
     memory, window = (next(a for a in recall[name] if a.distance == distance).examples(count) for name in MODEL_NAMES)
     return [(person, thing, said, other) for (person, thing, said), (_, _, other) in zip(memory, window)]

@@ -31,7 +31,7 @@ MEMORY_SHARE = 0.65  # of the training time, at most
 
 
 def _is_report(path: Path) -> bool:
-    """Whether a file holds the numbers of a demo."""
+    """Whether a file holds the results of a demo."""
     try:
         return {"plan", "recall", "bits_per_byte"} <= {*json.loads(path.read_text(encoding="utf-8"))}
     except (OSError, ValueError, TypeError, RecursionError):
@@ -63,9 +63,9 @@ def run(folder: str | Path, plan: DemoPlan | None = None, console: Console | Non
     console.rule("2. Facts far beyond the attention window")
     recall, kept = _recall(models, held_out, plan, folder, console)
     _print_recall(recall, plan, console)
-    console.rule("3. However much is read, the state has one size")
+    console.rule("3. The state has one size, however much is read")
     far, attention = _read_far(models, held_out, plan, console)
-    console.rule("4. What was read is a file")
+    console.rule("4. The state is a file")
     console.print(
         f"{kept.path}: {kept.file_bytes:,} bytes for {plan.rows} readers. Recall before saving {kept.before:.0%}, after loading {kept.after:.0%}; "
         f"largest difference of any logit {kept.largest_difference:g}.",
@@ -79,7 +79,7 @@ def run(folder: str | Path, plan: DemoPlan | None = None, console: Console | Non
         for name, model in models.items()
     }
     console.print(
-        f"Bits per byte of held-out text behind {curriculum.pairs} facts, as in training: {text[WITH_MEMORY]:.3f} with a memory, {text[WINDOW_ONLY]:.3f} without.",
+        f"Bits per byte of held-out text after {curriculum.pairs} facts, as in training: {text[WITH_MEMORY]:.3f} with a memory, {text[WINDOW_ONLY]:.3f} without.",
         highlight=False,
     )
     threads = torch.get_num_threads()
@@ -109,7 +109,7 @@ def run(folder: str | Path, plan: DemoPlan | None = None, console: Console | Non
 
 
 def _text(plan: DemoPlan) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes to learn from, and bytes held out. Byte 0 ends a document elsewhere and is in no text."""
+    """Bytes for training, and held-out bytes. Byte 0, which ends a document elsewhere, does not occur."""
     text = np.frombuffer("".join(documents(plan.text_characters)).encode(), np.uint8)
     border = len(text) * 9 // 10
     return text[:border], text[border:]
@@ -139,7 +139,7 @@ def _train_both(models: dict, text: np.ndarray, plan: DemoPlan, console: Console
 def _asking(
     model, text: np.ndarray, plan: DemoPlan, distances: tuple[int, ...], rows: int, seed: int, bar: Progress, line
 ):
-    """What `recall_by_distance` finds, with `line` of the bar moving; seed: other facts than in training."""
+    """The results of `recall_by_distance`, with progress on `line` of the bar; seed: for facts that differ from training."""
     seed += plan.curriculum.seed
     advance = functools.partial(bar.advance, line)
     return recall_by_distance(model, text, distances, rows, plan.curriculum.pairs, seed, advance)
@@ -176,7 +176,7 @@ def _print_recall(recall: dict[str, list[Asked]], plan: DemoPlan, console: Conso
         highlight=False,
     )
     far = example_at(plan)
-    examples = Table("asked about", "told", *(f"says, {name}" for name in MODEL_NAMES), title=f"{far:,} tokens later")
+    examples = Table("person", "fact", *(f"answer, {name}" for name in MODEL_NAMES), title=f"{far:,} tokens later")
     for row in examples_of(recall, far):
         examples.add_row(*row)
     console.print(examples)

@@ -47,7 +47,7 @@ class Curriculum:
 
 @dataclass
 class Curve:
-    """The course of a training: recall of the answers and loss of the text at every step. grew_at: the step at which the distance began to grow."""
+    """The record of a training: recall of the answers and loss of the text at every step. grew_at: the step at which the distance began to grow."""
 
     recall: list[float] = field(default_factory=list)
     text_loss: list[float] = field(default_factory=list)
@@ -101,7 +101,7 @@ def train(
 
 
 class _Training:
-    """The functions that `Loop` calls, and what they share. falling: the step at which the learning rate begins to fall; total: all steps; both None until decided."""
+    """The functions of the `Loop`, and their common state. falling: step at which the learning rate begins to fall; total: number of steps; both None until decided."""
 
     def __init__(
         self,

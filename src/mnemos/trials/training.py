@@ -20,7 +20,11 @@ InputsAndLabels = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class TrialConfig:
-    """A training. steps: number of optimiser steps. lr: peak learning rate. batch(step): ids and labels (B, T) for a transformers model. w0_lr_scale: see `OptimConfig`."""
+    """The config of one training.
+
+    steps: number of optimiser steps. lr: peak learning rate. batch(step): ids and labels (B, T) for a transformers model.
+    clip: largest gradient norm. w0_lr_scale: see `OptimConfig`.
+    """
 
     steps: int
     lr: float
