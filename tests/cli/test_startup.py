@@ -48,11 +48,7 @@ def run(*arguments: str, cwd=None) -> tuple[str, int, set[str]]:
 
 
 def test_an_interrupt_is_one_line_and_exit_status_130(tmp_path):
-    (tmp_path / "parts.py").write_text(
-        "import time\nfrom mnemos.cli import register_command\n"
-        "@register_command('wait')\ndef wait() -> None:\n"
-        '    """Wait for a signal."""\n    print(\'waiting\', flush=True)\n    time.sleep(60)\n'
-    )
+    (tmp_path / "parts.py").write_text(WAIT)
     command = [sys.executable, "-m", "mnemos", "wait", "--import", "./parts.py"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
     with process:

@@ -66,7 +66,7 @@ MISTAKES = {
     "generate {run} --prompt=": "prompt is empty: give at least one character",
     f"generate {{run}} --seed {10**30}": "seed=",
     "generate {run} --device meta": "device='meta' holds no numbers",
-    "generate {runs}": "holds runs, but is none: choose one of",
+    "generate {runs}": "is a folder of runs, not a run: choose one of",
     f"generate {LONG}": "is neither a run",
     "eval {run} --suite needel": "suite 'needel' is unknown; did you mean needle?",
     "eval {run} --suite mad --mad selectve-copying": "did you mean selective-copying?",

@@ -1,4 +1,4 @@
-"""`mnemos data build` makes the shards of a corpus ahead of training, `mnemos data show` says what is in them."""
+"""`mnemos data build` tokenises a corpus before training; `mnemos data show` prints its contents."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
 @dataclass
 class BuildData:
-    """Tokenise the sources into shards, unless they are there, and print what was read and what was left out."""
+    """Tokenise the sources into shards, unless they exist, and print counts of what was read and skipped."""
 
     sources: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """The same as --sources."""
+    """Same as --sources."""
     data: Annotated[DataConfig, tyro.conf.arg(name="")] = field(default_factory=DataConfig)
 
 
 @dataclass
 class ShowData(BuildData):
-    """Print what was read, and the first rows that a training with this seed would see."""
+    """Print counts of what was read and skipped, and the first rows of a training with this seed."""
 
     rows: int = 2
     """How many rows."""
     width: int = 400
-    """Characters of each row to print."""
+    """Characters to print of each row."""
     seed: int = 0
-    """The seed of the order."""
+    """Seed of the order of the data."""
 
 
 def data(
@@ -41,7 +41,7 @@ def data(
         tyro.conf.arg(name=""),
     ],
 ) -> None:
-    """Prepare or look at training data."""
+    """Tokenise or show training data."""
     from ..data import open_data
 
     if isinstance(command, ShowData):

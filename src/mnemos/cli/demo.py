@@ -1,4 +1,4 @@
-"""`mnemos demo`: five minutes that show what a memory is for."""
+"""`mnemos demo`: a demonstration of memory in five minutes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from pathlib import Path
 
 
 def demo(output: Path = Path("runs/demo"), seconds: float = 170.0, seed: int = 0) -> None:
-    """Train a small memory model and a sliding-window Transformer of its size, and compare what they recall.
+    """Train a small memory model and a sliding-window Transformer of the same size, and compare their recall.
 
     Everything is trained and measured on this machine, in under five minutes on two cores; nothing is downloaded.
 
     Args:
-        output: folder of the report page, the numbers and the saved state.
-        seconds: of training, for both models together; measuring takes about a minute more.
-        seed: of the weights, the facts and the text's places.
+        output: folder of the page, the results and the saved state.
+        seconds: training time of both models together; measuring takes about one more minute.
+        seed: seed of the weights, the facts and the excerpts of text.
     """
     import dataclasses
 

@@ -1,6 +1,6 @@
-"""The table of presets with its parameter counts, kept in a file: counting needs torch, whose import takes seconds.
+"""The table of presets with parameter counts, cached in a file: counting imports torch, which takes seconds.
 
-`python -m mnemos.cli.preset_table` writes preset_table.json anew; a test compares the file with the presets.
+`python -m mnemos.cli.preset_table` writes preset_table.json; a test compares the file with the presets.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def kept() -> dict[str, Any]:
 
 
 def computed() -> dict[str, Any]:
-    """The same, from the presets themselves."""
+    """The same table, computed from the presets."""
     from ..models import presets as table
 
     return {

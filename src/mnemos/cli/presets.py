@@ -1,4 +1,4 @@
-"""`mnemos presets`: the table of models, or one of them in full."""
+"""`mnemos presets`: the table of presets, or the config of one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import tyro
 
 
 def presets(name: Annotated[str | None, tyro.conf.Positional] = None, /, size: str | None = None) -> None:
-    """Print the table of presets with their parameter counts, or one preset's whole config as JSON.
+    """Print the table of presets with parameter counts, or the config of one preset as JSON.
 
     Args:
-        name: a preset, to see its config.
-        size: the size of that config (nano); in the table, the only size to count.
+        name: preset whose config to print.
+        size: size of that config; by default nano; for the table, the only size to count.
     """
     if name is None:
         _print_table([size] if size else ["nano", "micro", "170m", "340m", "760m", "1.3b"])
@@ -21,7 +21,7 @@ def presets(name: Annotated[str | None, tyro.conf.Positional] = None, /, size: s
 
 
 def _print_config(name: str, size: str) -> None:
-    """Every choice, those of the memory spelt out."""
+    """Print all fields, including those of the memory."""
     import dataclasses
     import json
 
