@@ -137,7 +137,7 @@ def test_no_network_is_one_sentence_and_quick(monkeypatch):
 
     monkeypatch.setattr(hub.HfApi, "dataset_info", fail)
     with pytest.raises(
-        ValueError, match="'someone/corpus' is no file, no folder and no named source, and the hub cannot"
+        ValueError, match="'someone/corpus' is not a file, a folder or a named source, and the hub cannot"
     ):
         open_hub("someone/corpus", None, "train")
 

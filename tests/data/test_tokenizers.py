@@ -104,11 +104,11 @@ def test_what_is_no_tokenizer_is_one_sentence(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="does not exist"):
         open_tokenizer("./nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="is a folder, but transformers cannot give it"):
+    with pytest.raises(ValueError, match="is a folder, but transformers cannot open it"):
         open_tokenizer(str(tmp_path / "empty"))
     hub = pytest.importorskip("huggingface_hub")
     monkeypatch.setattr(hub.HfApi, "model_info", lambda *a, **k: (_ for _ in ()).throw(ConnectionError("no network")))
-    with pytest.raises(ValueError, match="is no file or folder, and the hub cannot give it: no network"):
+    with pytest.raises(ValueError, match="is not a file or folder, and the hub cannot open it: no network"):
         open_tokenizer("someone/tokenizer")
     with pytest.raises(ValueError, match="vocab_size must be at least 260"):
         train_bpe(["x"], 100)

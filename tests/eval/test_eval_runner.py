@@ -70,3 +70,11 @@ def test_a_small_model_learns_mqar_from_the_generator_and_the_suite_sees_it():
         optimiser.step()
     after = mqar_suite(model.eval(), [(2, 8)], examples=200, seed=1)[0]["accuracy"]
     assert before < 0.3 and after > 0.9, (before, after)
+
+
+@pytest.mark.parametrize(("old", "new"), [("Settings", "EvalSettings"), ("Decoder", "MADDecoder")])
+def test_old_names_still_work_with_a_warning(old, new):
+    import mnemos.eval
+
+    with pytest.warns(DeprecationWarning, match=f"mnemos.eval.{old} is called {new} now"):
+        assert getattr(mnemos.eval, old) is getattr(mnemos.eval, new)

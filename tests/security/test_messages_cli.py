@@ -94,7 +94,7 @@ MISTAKES = {
     "data build deep.json": "deep.json is not JSON",
     "tokenizer shwo": "'shwo' is not expected there; there are train, show",
     "tokenizer show text.txt": "is not a readable tokenizer.json",
-    "tokenizer show .": "cannot give it: there is no tokenizer.json",
+    "tokenizer show .": "cannot open it: there is no tokenizer.json",
     "tokenizer train empty.txt": "empty.txt holds no text",
     "tokenizer train text.txt --vocab-size 99999999999": "vocab_size must be at most",
     "runs nope": "runs/nope is not a run",

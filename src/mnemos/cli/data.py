@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class BuildData:
-    """Tokenise the sources into shards, unless they exist, and print counts of what was read and skipped."""
+    """Tokenise the sources into shards, unless they exist, and print counts of the documents read and skipped."""
 
     sources: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     """Same as --sources."""
@@ -25,7 +25,7 @@ class BuildData:
 
 @dataclass
 class ShowData(BuildData):
-    """Print counts of what was read and skipped, and the first rows of a training with this seed."""
+    """Print counts of the documents read and skipped, and the first rows of a training with this seed."""
 
     rows: int = 2
     """How many rows."""

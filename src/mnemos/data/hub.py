@@ -45,13 +45,13 @@ def open_hub(name: str, subset: str | None, split: str) -> Any:
             hub.HfApi().dataset_info(name, timeout=20)  # `datasets` itself would try for half a minute
         return datasets.load_dataset(name, subset, split=split, streaming=True)
     except hub.errors.RepositoryNotFoundError:
-        raise ValueError(f"source {where!r} is no file, no folder, no named source and no dataset of the hub") from None
+        raise ValueError(f"source {where!r} is not a file, a folder, a named source or a hub dataset") from None
     except hub.errors.HfHubHTTPError as refused:
         raise ValueError(f"the hub refused dataset {where!r}: {str(refused).splitlines()[0]}") from None
     except Exception as wrong:
         if _is_network(wrong):
             raise ValueError(
-                f"source {where!r} is no file, no folder and no named source, and the hub cannot be reached to look for it there"
+                f"source {where!r} is not a file, a folder or a named source, and the hub cannot be reached"
             ) from None
         if isinstance(wrong, ValueError | FileNotFoundError):
             raise ValueError(f"dataset {where!r} cannot be opened: {str(wrong).splitlines()[0]}") from None

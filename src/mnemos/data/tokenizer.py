@@ -166,7 +166,7 @@ def open_tokenizer(name: str, eos_token: str | None = None) -> Tokenizer:
     if os.path.isdir(path) and name.strip():
         if not any(path.glob("*token*")) and not any(path.glob("vocab*")):
             raise ValueError(
-                f"tokenizer {name!r} is a folder, but transformers cannot give it: there is no tokenizer.json"
+                f"tokenizer {name!r} is a folder, but transformers cannot open it: there is no tokenizer.json"
             )
         config = read_json(path / "tokenizer_config.json")
         if isinstance(config, dict) and config.get("mnemos_tokenizer") == "bytes":
@@ -211,8 +211,8 @@ def _from_transformers(name: str, path: str, eos_token: str | None) -> Tokenizer
         raise
     except Exception as wrong:
         reason = (str(wrong).strip().splitlines() or [type(wrong).__name__])[0]
-        where = "is a folder, but transformers" if os.path.isdir(path) else "is no file or folder, and the hub"
-        raise ValueError(f"tokenizer {name!r} {where} cannot give it: {reason}") from None
+        where = "is a folder, but transformers" if os.path.isdir(path) else "is not a file or folder, and the hub"
+        raise ValueError(f"tokenizer {name!r} {where} cannot open it: {reason}") from None
     eos = inner.get_vocab().get(eos_token) if eos_token else inner.eos_token_id
     eos = _end(name, eos, eos_token)
     if not inner.is_fast:

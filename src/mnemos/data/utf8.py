@@ -20,7 +20,7 @@ def decode(raw: bytes) -> tuple[str, bool]:
 
 
 def repair(text: str) -> tuple[str, bool]:
-    """Replace what UTF-8 cannot encode and remove NULs (the byte tokenizer's end of a document). Returns the text and whether it changed.
+    """Replace characters that UTF-8 cannot encode, and remove NULs (the byte tokenizer's end of a document). Returns the text and whether it changed.
 
     >>> repair("a\\0b")
     ('ab', True)

@@ -85,7 +85,7 @@ class DemoPlan:
 
 @dataclass
 class DemoReport:
-    """Measurements of a run, by model where there are two. `page` and `data` are the files it wrote."""
+    """Measurements of a run, by model if both were measured. `page` and `data` are the files it wrote."""
 
     plan: DemoPlan
     parameters: dict[str, int]

@@ -1,7 +1,7 @@
 """Training with a time limit: until recall reaches its goal or the time is nearly over; then the learning rate falls to its end.
 
 Facts are close to their questions at first, because long distances cannot be learned from scratch in minutes: every byte of text is
-written to the memory too, until the gates have learned what to write, and the gates learn that only from answers that are recalled.
+written to the memory too, until the gates have learned to select, and they learn this only from answers that are recalled.
 When most answers are right, the distance grows by one token per step.
 
 Shapes: B batch rows, T tokens, V vocabulary.
