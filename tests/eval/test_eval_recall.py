@@ -134,6 +134,6 @@ def test_sizes_that_do_not_fit_are_refused_before_any_is_measured():
 
     model.config = SimpleNamespace(vocab_size=256)
     with pytest.raises(
-        ValueError, match="num_kv_pairs=128 are needed; of the presets zoology-figure2-train, zoology-f"
+        ValueError, match="num_kv_pairs=128 are needed; the presets that fit are zoology-figure2-train, zoology-f"
     ):
         mqar_suite(model, "based-test", examples=1)

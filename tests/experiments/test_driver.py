@@ -394,7 +394,7 @@ def test_a_corpus_is_read_from_the_folder_that_is_given(tmp_path):
     cell = SMALL | CELLS["text"] | {"kind": "text", "corpus": "own.txt", "routing": False}
     (tmp_path / "own.txt").write_bytes(bytes(range(256)) * 40)
     assert math.isfinite(run_cell(cell, tmp_path)["bits"])
-    with pytest.raises(ValueError, match=r"the corpus .*nowhere/own\.txt is not there; give its folder by --text"):
+    with pytest.raises(ValueError, match=r"the corpus .*nowhere/own\.txt does not exist; give its folder by --text"):
         run_cell(cell, tmp_path / "nowhere")
 
 

@@ -98,7 +98,7 @@ def test_a_run_that_cannot_be_saved_from_itself_ends_with_a_sentence(tmp_path):
     assert checkpoint_steps(tmp_path / "runs" / "a" / "checkpoints")[-1] == 4
     other = Trainer(small(tmp_path, name="b"))
     spoil(other, lambda step: True)
-    with pytest.raises(TrainingFailed, match="there is no checkpoint to go back to"):
+    with pytest.raises(TrainingFailed, match="there is no checkpoint to roll back to"):
         other.train()
 
 

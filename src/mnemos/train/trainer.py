@@ -263,7 +263,7 @@ class Trainer:
         path = self.run_state.roll_back(progress)
         if path is None:
             raise TrainingFailed(f"{why} at step {failed_at}, and there is no checkpoint to roll back to: {advice}")
-        self.say(f"step {failed_at}: {why}; rolled back to {path}, learning rate now times {guard.lr_factor:.2f}")
+        self.say(f"step {failed_at}: {why}; rolled back to {path}, learning rate times {guard.lr_factor:.2f}")
 
     def _end(self, result: StepResult) -> Result:
         progress, stopped = self.progress, self.progress.step < self.total
