@@ -27,8 +27,10 @@ print(json.dumps([status, sorted(sys.modules)]))
 """
 
 WAIT = """
-import time
+import signal, time
 from mnemos.cli import register_command
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell inherit one that ignores it
 
 @register_command("wait")
 def wait() -> None:

@@ -137,7 +137,7 @@ def test_rows_that_go_on_read_one_long_text_and_rows_that_do_not_start_afresh(pr
 
 
 def test_what_rows_start_from_is_learned_although_others_go_on():
-    model, carried = carried_model("titans-mag", memory_read_start=False), CarriedState()
+    model, carried = carried_model("titans-mag", memory_w0_branch=False), CarriedState()
     ids = torch.randint(0, 256, (2, 16))
     carried.after(model(ids, use_cache=True, return_logits=False).past_key_values)
     for goes_on, learned in ((torch.tensor([True, True]), False), (torch.tensor([True, False]), True)):
