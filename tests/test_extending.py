@@ -413,7 +413,7 @@ def test_scan_and_step_are_the_reference_for_parts_of_ones_own(library, name, wi
 
     def result(run) -> list[torch.Tensor]:
         y, state = run(spec.initial_state(W0, batch=B))
-        parts = [y, *(x for x in state._tensors().values() if x.is_floating_point())]
+        parts = [y, *(x for x in state.tensors().values() if x.is_floating_point())]
         weights = torch.Generator().manual_seed(1)
         total = sum((x * torch.randn(x.shape, generator=weights, dtype=x.dtype)).sum() for x in parts)
         return [*parts, *torch.autograd.grad(total, leaves, retain_graph=True)]

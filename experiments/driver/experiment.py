@@ -116,7 +116,9 @@ def first_names(memory: dict[str, Any] | None) -> dict[str, Any] | None:
     {'skip': True, 'depth': 2}
     """
     first = {new: old for old, new in old_names(NeuralMemoryConfig).items()}
-    return None if memory is None else {first.get(name, name): value for name, value in memory.items()}
+    added = {"retention": "zero", "gating": "linear"}  # fields that came later, at the values they stand for
+    kept = {name: value for name, value in (memory or {}).items() if (name, value) not in added.items()}
+    return None if memory is None else {first.get(name, name): value for name, value in kept.items()}
 
 
 def _kinds(memory: dict[str, Any] | None, model: dict[str, Any]) -> set[str]:

@@ -35,7 +35,7 @@ LAYERS = {
 
 def form_of(state: MemoryState) -> dict:
     """Shapes without the row, and whether a tensor holds real numbers."""
-    return {name: (tuple(x.shape[1:]), x.is_floating_point()) for name, x in state._tensors().items()}
+    return {name: (tuple(x.shape[1:]), x.is_floating_point()) for name, x in state.tensors().items()}
 
 
 def in_float64(layer: NeuralMemory, x: torch.Tensor, state: MemoryState) -> list[torch.Tensor]:
@@ -45,7 +45,7 @@ def in_float64(layer: NeuralMemory, x: torch.Tensor, state: MemoryState) -> list
     state, y = state.to(torch.float64), x
     for t in range(x.shape[1]):
         y, state = wide(x[:, t : t + 1].double(), state)
-    return [y, *first._tensors().values(), *state._tensors().values()]
+    return [y, *first.tensors().values(), *state.tensors().values()]
 
 
 class States(Target):
@@ -90,8 +90,8 @@ class States(Target):
         layer = self.layers[self.owner[self.chosen] if rng.random() < 0.85 else rng.randrange(len(self.layers))]
         state = MemoryState.load(folder / "state", layer.spec if rng.random() < 0.5 else None)
         self.step("loaded")
-        check_numbers(state._tensors().values())
-        check_positions(state._tensors())
+        check_numbers(state.tensors().values())
+        check_positions(state.tensors())
         forked = MemoryState.stack([state, state.clone()]).select([0, state.batch])
         if forked.batch != 2 or forked.heads != state.heads or state.nbytes < 1:
             raise Mismatch(f"stack and select of a state gave {forked.batch} rows and {forked.heads} heads")
@@ -146,7 +146,7 @@ class States(Target):
             inputs = (x.double() for x in (q, k, v))
             lifted = None if features is None else copy.deepcopy(features).double()
             y, after = scan(*inputs, gates.map(torch.Tensor.double), kept.to(torch.float64), spec, lifted)
-            return [y, *kept._tensors().values(), *after._tensors().values()]
+            return [y, *kept.tensors().values(), *after.tensors().values()]
 
         y, after = scan(q, k, v, gates, state, spec, features)
         self.step("used")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from mnemos.memory import Gates, MemorySpec, MemoryState, Structure, make_features, register_structure
+from mnemos.memory.validation import GATE_NAMES
 
 
 @register_structure
@@ -65,7 +66,7 @@ class Inputs:
 
     def leaves(self) -> dict[str, torch.Tensor]:
         named = {"q": self.q, "k": self.k, "v": self.v}
-        named |= {f"gates.{n}": getattr(self.gates, n) for n in ("lr", "momentum", "retain", "gate", "decay", "lag")}
+        named |= {f"gates.{n}": getattr(self.gates, n) for n in GATE_NAMES}
         named |= {f"W0.{i}": w for i, w in enumerate(self.W0)}
         if self.features is not None:
             named |= {f"features.{n}": p for n, p in self.features.named_parameters()}
@@ -77,7 +78,7 @@ class Inputs:
         def wide(x):
             return None if x is None else x.detach().double().requires_grad_(x.requires_grad)
 
-        gates = Gates(**{n: wide(getattr(self.gates, n)) for n in ("lr", "momentum", "retain", "gate", "decay", "lag")})
+        gates = Gates(**{n: wide(getattr(self.gates, n)) for n in GATE_NAMES})
         features = None if self.features is None else copy.deepcopy(self.features).double()
         return Inputs(wide(self.q), wide(self.k), wide(self.v), gates, [wide(w) for w in self.W0], features)
 
@@ -125,6 +126,7 @@ def inputs(case: Case, batch: int = 2, length: int = 23, heads: int = 3, seed: i
         "gate": often_extreme(uniform(*shape, low=0.3 if muon else 0.0)),
         "decay": uniform(heads, low=0.5),
         "lag": uniform(*shape, spec.window),
+        "threshold": uniform(*shape, low=0.2, high=3.0),
     }
     high = 0.1 if muon else 0.6 / min(spec.window, 4)
     if "retain" not in case.gates:
@@ -247,4 +249,31 @@ def grid() -> list[Case]:
             momentum=False,
         )
         cases.append(Case(spec, ("retain", "gate")))
+    return [*cases, *miras()]
+
+
+def miras() -> list[Case]:
+    """Losses and retentions of Miras: each loss under both families, each retention with windows, chunks and commits that differ."""
+    base = {"key_dim": 4, "value_dim": 4, "expansion": 2, "chunk_size": 8}
+    every = ("momentum", "retain", "gate", "lag")
+    cases = []
+    for loss in ("huber", "huber_norm(delta=0.5)", "huber_switch"):
+        cases.append(Case(MemorySpec(**base, objective=loss, window=3), (*every, "threshold")))
+        cases.append(Case(MemorySpec(**base, objective=loss, structure="test_composed"), ("retain", "threshold")))
+        cases.append(Case(MemorySpec(**base | {"chunk_size": 4}, objective=loss, rule="muon", commit_every=2), every))
+    for p in (1.5, 3):
+        cases.append(Case(MemorySpec(**base, objective=f"lp(p={p})", window=3), every))
+        cases.append(Case(MemorySpec(**base, objective=f"lp(p={p})", structure="linear", read="before"), every))
+    for retention in ("lq(q=4)", "lq(q=3)", "kl"):
+        for options in (
+            {"chunk_size": 1},
+            {"commit_every": 2, "window": 3},
+            {"structure": "linear", "objective": "dot", "read": "before"},
+            {"structure": "gated_mlp", "commit_every": 4, "objective": "huber"},
+            {"structure": "test_composed", "commit_every": 1, "window": 11, "chunk_size": 4},
+            {"features": "monomials", "objective": "lp(p=3)"},
+        ):
+            gates = ("retain", "gate", "lag", *(("threshold",) if options.get("objective") == "huber" else ()))
+            cases.append(Case(MemorySpec(**base | options, retention=retention), gates))
+        cases.append(Case(MemorySpec(**base, retention=retention), ()))
     return cases

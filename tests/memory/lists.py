@@ -43,8 +43,8 @@ def call(function, x: Inputs, case: Case, state=None, lo: int = 0, hi: int | Non
 
 def assert_same_state(a: MemoryState, b: MemoryState, tolerance: float = EXACT) -> None:
     assert a.position.tolist() == b.position.tolist()
-    assert a._tensors().keys() == b._tensors().keys()
-    for (name, x), y in zip(a._tensors().items(), b._tensors().values()):
+    assert a.tensors().keys() == b.tensors().keys()
+    for (name, x), y in zip(a.tensors().items(), b.tensors().values()):
         if x.is_floating_point():
             assert_close(x, y, tolerance, f"state.{name}")
 

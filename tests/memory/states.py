@@ -41,7 +41,7 @@ def go_on(case: Case, state: MemoryState, length: int = 13, seed: int = 9):
 
 def assert_identical(a: MemoryState, b: MemoryState) -> None:
     assert a.spec == b.spec and a.chunk_offset == b.chunk_offset
-    x, y = a._tensors(), b._tensors()
+    x, y = a.tensors(), b.tensors()
     assert x.keys() == y.keys()
     for name in x:
         assert x[name].dtype == y[name].dtype, name

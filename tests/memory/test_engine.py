@@ -42,7 +42,7 @@ def sliced(x, lo: int, hi: int) -> tuple:
 
 
 def tensors(state: MemoryState) -> dict[str, torch.Tensor]:
-    return state._tensors()
+    return state.tensors()
 
 
 def assert_same_state(a: MemoryState, b: MemoryState, tolerance: float) -> None:

@@ -51,7 +51,7 @@ every_case = pytest.mark.parametrize("case", GRID, ids=str)
 
 def gradients(y, state: MemoryState, leaves: dict) -> list:
     g = torch.Generator().manual_seed(7)
-    parts = [y, *(x for x in state._tensors().values() if x.is_floating_point())]
+    parts = [y, *(x for x in state.tensors().values() if x.is_floating_point())]
     total = sum((x * torch.randn(x.shape, generator=g, dtype=torch.float64).to(x.dtype)).sum() for x in parts)
     return list(
         torch.autograd.grad(total, list(leaves.values()), materialize_grads=True, allow_unused=True, retain_graph=True)

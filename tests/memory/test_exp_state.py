@@ -77,14 +77,14 @@ def test_clone_detach_and_to_carry_the_list(case):
     _, state = call(scan, x, case)
     assert state.pairs.weight.requires_grad
     cut = state.detach()
-    assert not any(t.requires_grad for t in cut._tensors().values())
+    assert not any(t.requires_grad for t in cut.tensors().values())
     kept, fork = cut.clone(), cut.clone()
-    for t in fork._tensors().values():
+    for t in fork.tensors().values():
         t.add_(1)
     assert_same_state(cut, kept, 0.0)
     narrow = cut.to(torch.float32)
-    assert {t.dtype for t in narrow._tensors().values()} == {torch.float32, torch.int64}
-    assert {t.device.type for t in cut.to("meta")._tensors().values()} == {"meta"}
+    assert {t.dtype for t in narrow.tensors().values()} == {torch.float32, torch.int64}
+    assert {t.device.type for t in cut.to("meta").tensors().values()} == {"meta"}
     call(scan, x, case, cut)
     assert_same_state(cut, kept, 0.0)
 

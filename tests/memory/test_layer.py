@@ -20,7 +20,7 @@ each_case = pytest.mark.parametrize("case", CASES)
 
 
 def assert_states_close(a: MemoryState, b: MemoryState, tol: float = 1e-10) -> None:
-    left, right = a._tensors(), b._tensors()
+    left, right = a.tensors(), b.tensors()
     assert left.keys() == right.keys()
     assert (a.spec, a.chunk_offset) == (b.spec, b.chunk_offset)
     for name in left:
@@ -97,9 +97,9 @@ def test_writing_gives_the_state_of_forward(case):
 def test_reading_sees_what_was_written_and_changes_nothing(case):
     mem, x, query = build(case), some(2, T, DIM), some(2, 4, DIM, seed=1)
     _, state = mem(x)
-    before = {name: tensor.clone() for name, tensor in state._tensors().items()}
+    before = {name: tensor.clone() for name, tensor in state.tensors().items()}
     y = mem.read(query, state)
-    assert all(torch.equal(before[name], tensor) for name, tensor in state._tensors().items())
+    assert all(torch.equal(before[name], tensor) for name, tensor in state.tensors().items())
     _, other = mem(some(2, T, DIM, seed=2))
     same_tails = dataclasses.replace(other, conv=state.conv)
     assert (y - mem.read(query, same_tails)).abs().max() > 1e-4
@@ -201,7 +201,7 @@ def test_tracing_changes_nothing(case, masked):
 def test_the_traced_surprise_is_the_inner_loss_at_the_anchor(anchor):
     mem, x = build("titans", structure="linear", anchor=anchor), some(2, T, DIM)
     *_, trace = mem(x, trace=True)
-    _, k, v, _ = mem._project(x, mem.initial_state(2), None, None)
+    _, k, v, _ = mem.project(x, mem.initial_state(2), None, None)
     for t in range(T):
         start = t if anchor == "token" else t // 5 * 5
         W = mem(x[:, :start])[1].weights[0] if start else mem.initial_state(2).weights[0]
@@ -229,7 +229,7 @@ def test_bfloat16_autocast_is_near_float32(case):
         more, _ = mem(x[:, :1], state)
     assert more.isfinite().all()
     assert_close_rms(y, expected, 0.05)
-    assert all(tensor.dtype in (torch.float32, torch.int64) for tensor in state._tensors().values())
+    assert all(tensor.dtype in (torch.float32, torch.int64) for tensor in state.tensors().values())
     assert all(parameter.grad.isfinite().all() for parameter in mem.parameters())
     gates = mem.gating(x.bfloat16())
     assert gates.lr.dtype == gates.retain.dtype == torch.float32
@@ -239,7 +239,7 @@ def test_a_bfloat16_layer_keeps_a_float32_state():
     mem = build().bfloat16()
     y, state = mem(some(2, T, DIM, dtype=torch.bfloat16))
     assert y.dtype == torch.bfloat16
-    assert {tensor.dtype for tensor in state._tensors().values()} == {torch.float32, torch.int64}
+    assert {tensor.dtype for tensor in state.tensors().values()} == {torch.float32, torch.int64}
 
 
 @pytest.mark.parametrize("case", ["titans", "omega", "atlas"])

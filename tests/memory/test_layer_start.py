@@ -21,7 +21,7 @@ def test_a_step_of_the_outer_optimiser_moves_less_than_a_token_writes(structure,
     x = some(8, 1, 64, dtype=torch.float32)
     assert mem.W0 is not None
     with torch.no_grad():
-        k = mem._project(x, mem.initial_state(8), None, None)[1]
+        k = mem.project(x, mem.initial_state(8), None, None)[1]
         fresh = read(k, mem.initial_state(8), mem.spec, mem.features)
         written = read(k, mem.write(x), mem.spec, mem.features) - fresh
         mem.W0[-1] += 0.01 * k.mean().sign()  # as Adam's first step at that rate

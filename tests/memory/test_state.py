@@ -22,11 +22,11 @@ def test_a_clone_goes_its_own_way(case, length):
     fork = state.clone()
     assert_identical(fork, state)
     kept = state.clone()
-    for x in fork._tensors().values():
+    for x in fork.tensors().values():
         x.add_(1)
     assert_identical(state, kept)
-    pointers = {x.untyped_storage().data_ptr() for x in fork._tensors().values() if x.numel()}
-    assert not pointers & {x.untyped_storage().data_ptr() for x in state._tensors().values() if x.numel()}
+    pointers = {x.untyped_storage().data_ptr() for x in fork.tensors().values() if x.numel()}
+    assert not pointers & {x.untyped_storage().data_ptr() for x in state.tensors().values() if x.numel()}
     left, _ = go_on(case, state, seed=1)
     again, _ = go_on(case, kept, seed=1)
     assert torch.equal(left, again)
@@ -43,8 +43,8 @@ def test_selected_rows_go_on_as_they_would_have_repeated_and_reordered(case):
     moved = [t[order] for t in (x.q, x.k, x.v)]
     z, other = scan(*moved, x.gates.map(lambda g: g[order]), picked, case.spec, x.features)
     assert_close(z, y[order], 1e-12, "y")
-    expected = final.select(torch.tensor(order))._tensors()
-    for name, tensor in other._tensors().items():
+    expected = final.select(torch.tensor(order)).tensors()
+    for name, tensor in other.tensors().items():
         assert_close(tensor, expected[name], 1e-12, name)
 
 
@@ -65,8 +65,8 @@ def test_stacked_states_at_different_positions_go_on_as_each_alone(case):
         at = slice(row, row + 1)
         z, final = scan(x.q[at], x.k[at], x.v[at], x.gates.map(lambda g, at=at: g[at]), state, case.spec, x.features)
         assert_close(y[at], z, 1e-12, f"y of row {row}")
-        for name, tensor in together.select([row])._tensors().items():
-            assert_close(tensor, final._tensors()[name], 1e-12, f"{name} of row {row}")
+        for name, tensor in together.select([row]).tensors().items():
+            assert_close(tensor, final.tensors()[name], 1e-12, f"{name} of row {row}")
 
 
 def test_states_that_do_not_fit_are_not_stacked():
@@ -86,7 +86,7 @@ def test_detach_cuts_the_gradient_and_keeps_the_numbers(case):
     _, state = scan(x.q, x.k, x.v, x.gates, x.state(case.spec), case.spec, x.features)
     assert state.weights[0].requires_grad
     cut = state.detach()
-    assert not any(t.requires_grad for t in cut._tensors().values())
+    assert not any(t.requires_grad for t in cut.tensors().values())
     assert state.weights[0].requires_grad
     assert_identical(cut, state)
     later = inputs(case, seed=2, grad=True)
@@ -100,7 +100,7 @@ def test_a_state_widens_to_float64_and_goes_on_there():
     case = KINDS[0]
     narrow = after(case, 11, dtype=torch.float32)
     wide = narrow.to(torch.float64)
-    assert {t.dtype for t in wide._tensors().values()} == {torch.float64, torch.int64}
+    assert {t.dtype for t in wide.tensors().values()} == {torch.float64, torch.int64}
     assert wide.chunk_offset == narrow.chunk_offset and torch.equal(wide.weights[0], narrow.weights[0].double())
     y, final = go_on(case, wide)
     assert y.dtype == torch.float64 and final.weights[0].dtype == torch.float64
@@ -113,22 +113,22 @@ def test_a_state_widens_to_float64_and_goes_on_there():
 def test_a_state_moves_between_devices_with_everything_it_holds():
     state = dataclasses.replace(after(KINDS[0], 11), conv=torch.zeros(2, 3, 8))
     moved = state.to("meta")
-    assert {t.device.type for t in moved._tensors().values()} == {"meta"}
+    assert {t.device.type for t in moved.tensors().values()} == {"meta"}
     assert moved.nbytes == state.nbytes and moved.chunk_offset == state.chunk_offset
-    assert {t.device.type for t in state._tensors().values()} == {"cpu"}
+    assert {t.device.type for t in state.tensors().values()} == {"cpu"}
 
 
 def test_bfloat16_weights_start_a_float32_state_and_gradients_reach_them():
     W0 = [torch.randn(3, *shape, dtype=torch.bfloat16).mul_(0.3).requires_grad_() for shape in SPEC.shapes]
     state = SPEC.initial_state(W0, batch=2)
-    floats = [t for t in state._tensors().values() if t.is_floating_point()]
+    floats = [t for t in state.tensors().values() if t.is_floating_point()]
     assert {t.dtype for t in floats} == {torch.float32}
     assert torch.equal(state.weights[0][1], W0[0].float())
     q, k = torch.randn(2, 2, 20, 3, 4, dtype=torch.bfloat16)
     gates = Gates(lr=torch.full((2, 20, 3), 0.1, dtype=torch.bfloat16))
     y, final = scan(q, k, k, gates, state, SPEC)
     assert y.dtype == torch.bfloat16
-    floats = [t for t in final._tensors().values() if t.is_floating_point()]
+    floats = [t for t in final.tensors().values() if t.is_floating_point()]
     assert {t.dtype for t in floats} == {torch.float32}
     y.float().sum().backward()
     assert all(w.grad is not None and w.grad.dtype == torch.bfloat16 and w.grad.abs().max() > 0 for w in W0)
@@ -165,7 +165,7 @@ def test_the_bytes_of_a_state_are_those_of_its_parts(case):
 
 def storage_bytes(state: MemoryState) -> int:
     """Bytes that the tensors of a state keep alive."""
-    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in state._tensors().values()}
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in state.tensors().values()}
     return sum(storages.values())
 
 
@@ -192,7 +192,7 @@ def test_a_state_made_without_gradients_holds_no_graph(case):
     with torch.no_grad():
         _, state = scan(x.q, x.k, x.v, x.gates, x.state(case.spec), case.spec, x.features)
         _, state = step(*sliced(x, 0, 1), state, case.spec, x.features)
-    assert all(t.grad_fn is None and not t.requires_grad for t in state._tensors().values())
+    assert all(t.grad_fn is None and not t.requires_grad for t in state.tensors().values())
 
 
 @every_kind
@@ -200,7 +200,7 @@ def test_a_state_made_without_gradients_holds_no_graph(case):
 def test_a_state_made_of_tensors_that_need_no_gradients_holds_no_graph(case, function):
     x = inputs(case, length=1 if function is step else 20)
     y, state = function(x.q, x.k, x.v, x.gates, x.state(case.spec), case.spec, x.features)
-    assert not y.requires_grad and not any(t.requires_grad for t in state._tensors().values())
+    assert not y.requires_grad and not any(t.requires_grad for t in state.tensors().values())
 
 
 def test_the_forward_of_a_structure_without_a_chain_evaluates_every_tile_once(monkeypatch):

@@ -36,6 +36,9 @@ NAMED = [
     "gated-deltanet",
     "ttt-linear",
     "ttt-mlp",
+    "yaad",
+    "moneta",
+    "memora",
     "transformer",
     "swa",
 ]

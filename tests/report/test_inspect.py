@@ -60,8 +60,8 @@ def test_reads_put_together_from_all_tokens_are_what_a_hebbian_memory_reads(toke
     memory, state = block.mixer.memory, block.mixer.memory.initial_state(1)
     with torch.no_grad():
         x = block.mixer_norm(model.model.embed_tokens(torch.tensor([tokenizer.encode(TEXT)[:T]])))
-        q, k, v, _ = memory._project(x, state, None, None)
-        y, _ = scan(q, k, v, memory._gates(x, state, None, None), state, memory.spec, memory.features)
+        q, k, v, _ = memory.project(x, state, None, None)
+        y, _ = scan(q, k, v, memory.gates(x, state, None, None), state, memory.spec, memory.features)
     for head in range(memory.heads):
         values, token, weight = v[0, :, head], reads.token[1 + head], reads.weight[1 + head]
         sums = (weight.masked_fill(token < 0, 0.0).unsqueeze(-1) * values[token.clamp(min=0)]).sum(1)

@@ -259,6 +259,6 @@ def test_the_carried_memory_is_part_of_a_checkpoint(tmp_path):
     loaded = other.stepper.carried.cache
     for old, new in zip(cache.layers, loaded.layers):
         for name in old:
-            tensors = (s._tensors() if hasattr(s, "_tensors") else s.tensors() for s in (old[name], new[name]))
+            tensors = (s.tensors() for s in (old[name], new[name]))
             a, b = tensors
             assert all(torch.equal(a[key], b[key]) for key in a)

@@ -15,7 +15,9 @@ def export(
     average: bool = False,
     allow_missing: bool = False,
 ) -> None:
-    """Write the model of a run as a transformers folder, for any number of processes that trained it.
+    """Write the model of a run as a transformers folder.
+
+    Any number of processes may have trained it.
 
     Args:
         run: folder of the run.

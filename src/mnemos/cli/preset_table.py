@@ -16,7 +16,7 @@ PRESET_TABLE_FILE = Path(__file__).with_suffix(".json")
 
 
 def kept() -> dict[str, Any]:
-    """{"presets": {name: {"block", "choices", "counts": {size: parameters}}}, "sizes": {name: its fields}}.
+    """{"presets": {name: {"block", "choices", "miras", "counts": {size: parameters}}}, "sizes": {name: its fields}}.
 
     >>> kept()["presets"]["titans-mag"]["block"]
     'mag'
@@ -33,6 +33,7 @@ def computed() -> dict[str, Any]:
             row.name: {
                 "block": row.block,
                 "choices": row.choices,
+                "miras": row.miras,
                 "counts": {size: table.count(table.config(row.name, size)) for size in table.SIZES},
             }
             for row in table.PRESETS.values()

@@ -7,17 +7,31 @@ from typing import Annotated
 import tyro
 
 
-def presets(name: Annotated[str | None, tyro.conf.Positional] = None, /, size: str | None = None) -> None:
+def presets(
+    name: Annotated[str | None, tyro.conf.Positional] = None, /, size: str | None = None, miras: bool = False
+) -> None:
     """Print the table of presets with parameter counts, or the config of one preset as JSON.
 
     Args:
         name: preset whose config to print.
         size: size of that config; by default nano; for the table, the only size to count.
+        miras: print the four choices of Miras for every preset: memory, attentional bias, retention, algorithm.
     """
-    if name is None:
+    if miras and name is None:
+        _print_miras()
+    elif name is None:
         _print_table([size] if size else ["nano", "micro", "170m", "340m", "760m", "1.3b"])
     else:
         _print_config(name, size or "nano")
+
+
+def _print_miras() -> None:
+    from .preset_table import kept
+    from .tables import print_table
+
+    rows = {name: row["miras"] for name, row in kept()["presets"].items()}
+    names = ["name", *next(iter(rows.values()))]
+    print_table(names, [[name, *row.values()] for name, row in rows.items()], left=names, title="Presets by Miras")
 
 
 def _print_config(name: str, size: str) -> None:

@@ -3,14 +3,17 @@
 Needs torch and safetensors alone. Start with `NeuralMemory`, or with `MemorySpec` and `scan` to program against the engine.
 """
 
+from . import huber, kl_retention, lp, lq_retention  # noqa: F401 (register their classes)
 from .config import NeuralMemoryConfig
 from .features import FeatureMap, make_features, register_features
+from .gating import Gating, register_gating
 from .initial_state import initial_state  # noqa: F401 (gives MemorySpec its method)
 from .layer import NeuralMemory
 from .losses import InnerLoss, register_loss
 from .networks import Structure, register_structure
 from .newton_schulz import newton_schulz
 from .reference import reference_scan
+from .retention import Retention, TransformedRetention, register_retention
 from .rules import CommittedRule, register_rule
 from .scan import read, scan, step
 from .spec import Gates, MemorySpec
@@ -21,19 +24,24 @@ __all__ = [
     "CommittedRule",
     "FeatureMap",
     "Gates",
+    "Gating",
     "InnerLoss",
     "MemorySpec",
     "MemoryState",
     "NeuralMemory",
     "NeuralMemoryConfig",
+    "Retention",
     "Structure",
     "Trace",
+    "TransformedRetention",
     "make_features",
     "newton_schulz",
     "read",
     "reference_scan",
     "register_features",
+    "register_gating",
     "register_loss",
+    "register_retention",
     "register_rule",
     "register_structure",
     "scan",

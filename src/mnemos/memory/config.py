@@ -8,43 +8,45 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..choices import nearest
+from ..choices import nearest, unknown
 from ..deprecation import old_names, renamed_fields
 from ..dispatch import check_backend
-from .rules import RULES
-from .spec import MemorySpec
+from .registry import Registry
+from .spec import MemoryOptions, MemorySpec, commits
 
 GATES = ("token", "decay", "per-lag")
+GATINGS: Registry = Registry("gating")  # modules that compute gates: memory/gating.py
 QK_NORMS = ("l2", "rms", "none")
 
 
 @renamed_fields(skip="residual", learned_start="learn_w0", read_start="w0_branch", start_scale="w0_scale")
 @dataclass(frozen=True)
-class NeuralMemoryConfig:
-    """Fields of a `NeuralMemory`. The middle block is that of `MemorySpec`, which explains it; None means "choose for me".
+class NeuralMemoryConfig(MemoryOptions):
+    """Fields of a `NeuralMemory`, in addition to those of `MemoryOptions`. None means a default that depends on the other fields.
 
     dim: width of the layer's input and output. heads: independent memories (default: heads of at most 64 dims).
     key_dim, value_dim: per head (default dim / heads).
-    momentum, retain: whether the memory has these gates at all; retain="fixed" learns one number per head, whatever the token.
-    gate: what weighs a token inside the window: "none", "token" (a small network of the token itself, `gate_hidden` wide),
+    gating: how gates are computed from the input: "linear" or a registered name.
+    momentum, retain: whether the memory has these gates; retain="fixed" learns one number per head that does not depend on the token.
+    gate: weight of a token inside the window: "none", "token" (a small network of the token itself, `gate_hidden` wide),
     "decay" (a learned base per head, to the power of the lag), "per-lag" (one weight per lag, from the token that writes),
     or a product of them such as "token*decay".
-    max_lr: what a token's writes add up to is max_lr · sigmoid(linear(x)); rule "gd" spreads it over time by momentum, so
-    lr itself is that times 1 - momentum. The default keeps a chunk of identical keys stable whatever the momentum.
-    lr_init, momentum_init, retain_init, gate_init, decay_init: what the gates are before training.
-    learn_w0: learn the weights a memory starts from; False starts from 0 (memories of a single fast map only).
-    features "exp": the first fast map starts at 0 anyway; its kernel, exp(τ (q·k - |k|²)), has a learned τ per head.
-    w0_branch: also read the learned start itself, with the same query and through a norm of its own, whatever was written since: a
-    small network that says what is always so. The memory then begins next to empty, and what it says is what it was told.
-    w0_scale: what the last map of the learned start is multiplied by where the memory begins; by default 0.1 / chunk_size, a
-    tenth of what a token writes, and 1 without w0_branch or with rule "muon". An optimiser such as Adam moves that map by its own rate
-    at every step: at 1 the start soon says more than what gradients wrote, and nothing is learned of that. A commit of Muon has
-    singular values of 1, which no start hides (docs/log.md).
-    residual: add the query to what is read, and the key to what is predicted, in structures with a residual.
+    max_lr: the writes of a token add up to max_lr · sigmoid(linear(x)); rule "gd" spreads them over time by momentum, so
+    lr itself is that times 1 - momentum. The default keeps a chunk of identical keys stable for any momentum.
+    lr_init, momentum_init, retain_init, gate_init, decay_init: values of the gates before training.
+    learn_w0: learn the initial weights W0; False begins with 0 (memories of a single fast map only).
+    With features "exp" the first fast map begins with 0 in any case; its kernel, exp(τ (q·k - |k|²)), has a learned τ per head.
+    w0_branch: add a static branch that reads W0 with the same query and has a norm of its own. It models context-independent
+    facts; the memory then begins near zero, so that its output reflects only what was written.
+    w0_scale: factor of the last map of W0 in the memory's initial weights; by default 0.1 / chunk_size, a tenth of a token's
+    write, and 1 without w0_branch or with a rule that commits. An optimiser such as Adam moves that map by its own rate
+    at every step: at 1 the initial weights soon dominate the writes, and nothing is learned from them. A commit of Muon has
+    singular values of 1, which dominate any initial weights (docs/log.md).
+    residual: add the query to the output, and the key to the prediction, in networks with a residual.
     conv_width: width of the causal convolution over q, k, v; 0 or None for none. qk_norm: "l2", "rms" or "none".
     value_bound: values are shortened to less than this norm, v / sqrt(1 + |v|² / bound²), which keeps deep memories
-    stable and costs nothing, for the output is normalised; None leaves them as they are.
-    output_gate: multiply what was read by SiLU(linear(x)). backend: see `scan`.
+    stable and loses nothing, because the output is normalised; None leaves them as they are.
+    output_gate: multiply the output of the memory by SiLU(linear(x)). backend: see `scan`.
 
     >>> config = NeuralMemoryConfig(dim=384, window=4, gate="token*decay")
     >>> config.spec.key_dim, config.head_count
@@ -57,29 +59,9 @@ class NeuralMemoryConfig:
     heads: int | None = None
     key_dim: int | None = None
     value_dim: int | None = None
+    residual: bool = dataclasses.field(default=False, kw_only=True)
 
-    structure: str = "mlp"
-    depth: int = 2
-    expansion: float = 4.0
-    objective: str = "l2"
-    rule: str = "gd"
-    features: str = "identity"
-    degree: int = 2
-    feature_dim: int | None = None
-    window: int = 1
-    chunk_size: int = 64
-    anchor: str = "chunk"
-    decay_first: bool = False
-    commit_every: int | None = None
-    read: str = "after"
-    ns_steps: int = 5
-    ns_coefficients: str = "muon"
-    nesterov: bool = False
-    lr_position: str = "outside"
-    step_size: float = 1.0
-    normalize: bool = False
-    residual: bool = False
-
+    gating: str = "linear"
     momentum: bool = True
     retain: bool | str = True
     gate: str = "none"
@@ -150,6 +132,10 @@ class NeuralMemoryConfig:
             )
         if not (is_number(self.eps) and self.eps > 0):
             raise ValueError(f"eps={self.eps!r:.60} must be > 0")
+        if self.gating not in GATINGS:
+            raise unknown("gating=", self.gating, GATINGS)
+        if self.momentum and not self.spec.update_rule.momentum_gate:
+            raise ValueError(f"retention={self.retention!r:.60} has no momentum: use momentum=False")
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov=True looks ahead along the momentum: it needs momentum=True")
         if not self.learn_w0 and len(self.spec.network.shapes()) > 1:
@@ -167,15 +153,12 @@ class NeuralMemoryConfig:
 
     @functools.cached_property
     def spec(self) -> MemorySpec:
-        """What the engine needs to know. Muon always has a momentum buffer: it is what a commit orthogonalises."""
-        shared = {field.name for field in dataclasses.fields(MemorySpec)} & {
-            field.name for field in dataclasses.fields(self)
-        }
-        values = {name: getattr(self, name) for name in shared}
+        """The memory of each head. Rules that commit always have an accumulator, with or without a momentum gate."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(MemoryOptions)}
         values["key_dim"] = self.key_dim or self.dim // self.head_count
         values["value_dim"] = self.value_dim or self.dim // self.head_count
-        values["momentum"] = self.momentum or RULES[self.rule].commits if self.rule in RULES else self.momentum
-        return MemorySpec(**values)
+        accumulates = self.momentum or commits(self.rule, self.retention)
+        return MemorySpec(**values, momentum=accumulates)
 
     @property
     def gate_parts(self) -> tuple[str, ...]:
@@ -183,26 +166,26 @@ class NeuralMemoryConfig:
 
     @property
     def has_w0_branch(self) -> bool:
-        """`w0_branch`, where there is a start to read: what grows (features "exp") begins with no map of its own size."""
+        """`w0_branch`, if there is a W0 to read: a kv memory (features "exp") has no initial weights in its first map."""
         return self.w0_branch and self.learn_w0 and not self.spec.is_kv_cache
 
     @property
     def effective_w0_scale(self) -> float:
-        """`w0_scale`, or what experiments chose."""
+        """`w0_scale`, or a default chosen by experiments."""
         if self.w0_scale is not None:
             return self.w0_scale
-        return 0.1 / self.chunk_size if self.has_w0_branch and not self.spec.update_rule.commits else 1.0
+        return 0.1 / self.chunk_size if self.has_w0_branch and not self.spec.commits else 1.0
 
     @property
     def initial_momentum(self) -> float:
-        """`momentum_init`, or what experiments chose; muon's S has to span the interval between two commits."""
+        """`momentum_init`, or a default chosen by experiments; Muon's S has to span the interval between two commits."""
         if self.momentum_init is not None:
             return self.momentum_init
-        return max(0.9, 1 - 1 / self.spec.commit) if self.spec.update_rule.commits else 0.9
+        return max(0.9, 1 - 1 / self.spec.commit) if self.spec.commits else 0.9
 
     @property
     def effective_max_lr(self) -> float:
-        """`max_lr`, or a bound that keeps writing the same token for ever from overshooting.
+        """`max_lr`, or a bound below which writing the same token again and again does not overshoot.
 
         Gradients of a chunk are taken at its start, so `chunk_size` identical unit keys, each written `window` times, move
         the memory by chunk_size * window * lr of its error: a linear memory is stable below 2. A deeper one also moves what
@@ -212,8 +195,9 @@ class NeuralMemoryConfig:
         """
         if self.max_lr is not None:
             return self.max_lr
-        if self.spec.update_rule.commits:
-            return 1.0  # Newton-Schulz has unit spectral norm, whatever the gradient
+        rule = self.spec.update_rule
+        if rule.unit_step:
+            return 1.0
         squared_key = 1 if self.qk_norm == "l2" or self.spec.is_kv_cache else self.spec.key_dim
         if self.anchor == "token":
             return 1 / (self.window * squared_key)
@@ -222,14 +206,15 @@ class NeuralMemoryConfig:
         maps = len(self.spec.network.shapes() if chain is None else chain.groups)
         steep = maps > 2 or (chain is not None and "geglu" in chain.activations)
         reach = 2.0 if maps == 1 else deep * (0.25 if steep else 1.0)
+        reach *= rule.lr_scale(self.spec) / self.spec.loss.max_curvature(2 * (self.value_bound or 1.0))
         return reach / (self.chunk_size * self.window * squared_key)
 
     @property
     def initial_lr(self) -> float:
-        """`lr_init`, or near the ceiling, which is what learns fastest; muon's ceiling is no bound of stability."""
+        """`lr_init`, or a value near the ceiling, which learns fastest; the ceiling of unit steps is no bound of stability."""
         if self.lr_init is not None:
             return self.lr_init
-        return self.effective_max_lr * (0.5 if self.spec.update_rule.commits else 0.9)
+        return self.effective_max_lr * (0.5 if self.spec.update_rule.unit_step else 0.9)
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), sort_keys=True)

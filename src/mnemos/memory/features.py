@@ -11,13 +11,14 @@ Coefficients start at constants; what is learned are offsets to these, 0 at firs
 from __future__ import annotations
 
 import math
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ..nn.constant import Constant
 from ..nn.derivatives import transformed
+from .registry import Registry
 
 
 class FeatureMap(nn.Module):
@@ -65,16 +66,8 @@ class FeatureMap(nn.Module):
         raise NotImplementedError
 
 
-FEATURES: dict[str, type[FeatureMap]] = {}
-
-
-Kind = TypeVar("Kind", bound=FeatureMap)
-
-
-def register_features(cls: type[Kind]) -> type[Kind]:
-    """Make a feature map available under its `name`; usable as a decorator (example: `FeatureMap`)."""
-    FEATURES[cls.name] = cls
-    return cls
+FEATURES: Registry[FeatureMap] = Registry("features")
+register_features = FEATURES.register
 
 
 def make_features(spec, heads: int) -> FeatureMap | None:

@@ -1,4 +1,4 @@
-"""The gates of a memory as functions of its input: how strongly each token writes, and what the memory keeps.
+"""The gates of a memory as functions of its input: write strength, momentum, retention and weight of each token.
 
 Shapes: B batch, T time, H heads, c window.
 """
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..nn.constant import Constant
 from ..nn.linear import Linear, linear
-from .config import NeuralMemoryConfig
+from .config import GATINGS, NeuralMemoryConfig
 from .spec import Gates
 
 
@@ -34,6 +34,7 @@ def gate_logits(config: NeuralMemoryConfig) -> dict[str, float]:
         "lag": logit(config.gate_init),
         "token": logit(config.gate_init),
         "decay": logit(config.decay_init),
+        "threshold": math.log(math.expm1(config.spec.loss.initial_threshold)),  # of a softplus
     }
 
 
@@ -45,9 +46,14 @@ def fixed_retain_logits(config: NeuralMemoryConfig) -> list[float]:
     return [logit(1 - x) for x in lost]
 
 
-class Gating(nn.Module):
-    """x (B, T, dim) -> `Gates`, float32 or wider whatever x is, autocast or not.
+register_gating = GATINGS.register
 
+
+@register_gating
+class Gating(nn.Module):
+    """x (B, T, dim) -> `Gates`, in float32 or wider for any type of x, with autocast or without.
+
+    Another gating is a module with `name`, `__init__(config: NeuralMemoryConfig)` and `forward(x) -> Gates` under `@register_gating`.
     All maps from x share one matmul, the hidden layer of the token gate included. The initial values of the gates are
     constants of the config (`gate_logits`), and parameters are offsets to their logits: an initialisation from outside that
     sets biases to 0 changes no gate. Weights start at 0 too, so that every gate starts at its `*_init` for every token; only
@@ -58,6 +64,8 @@ class Gating(nn.Module):
     >>> gates.lr.shape, gates.lag.shape
     (torch.Size([1, 5, 2]), torch.Size([1, 5, 2, 3]))
     """
+
+    name = "linear"
 
     def __init__(self, config: NeuralMemoryConfig):
         super().__init__()
@@ -70,6 +78,8 @@ class Gating(nn.Module):
             self.sizes["retain"] = self.heads
         if "per-lag" in config.gate_parts:
             self.sizes["lag"] = self.heads * self.window
+        if config.spec.loss.has_threshold:
+            self.sizes["threshold"] = self.heads
         if "token" in config.gate_parts:
             self.sizes["hidden"] = config.gate_hidden
         has_token, has_decay = ("token" in config.gate_parts), ("decay" in config.gate_parts)
@@ -118,9 +128,7 @@ class Gating(nn.Module):
         gates = Gates(lr=self.config.effective_max_lr * part["lr"].sigmoid())
         if "momentum" in part:
             gates.momentum = part["momentum"].sigmoid()
-            if (
-                not self.config.spec.update_rule.commits
-            ):  # a token's pushes through S then sum to lr, whatever the momentum
+            if not self.config.spec.commits:  # the writes of a token through S then sum to lr for any momentum
                 gates.lr = gates.lr * (-part["momentum"]).sigmoid()
         if "retain" in part:
             gates.retain = part["retain"].sigmoid()
@@ -128,6 +136,8 @@ class Gating(nn.Module):
             gates.retain = self._retain_start.plus(self.retain_offset, wide).sigmoid().expand_as(gates.lr)
         if "lag" in part:
             gates.lag = part["lag"].sigmoid().unflatten(-1, (self.heads, self.window))
+        if "threshold" in part:
+            gates.threshold = F.softplus(part["threshold"])
         if self.token is not None and self.token_offset is not None:
             bias = self._token_start.plus(self.token_offset, wide)
             gates.gate = F.linear(F.silu(part["hidden"]), self.token.weight.to(wide), bias).sigmoid()

@@ -56,16 +56,21 @@ def initial_state(
         if w.device != W0[0].device:
             raise ValueError(f"W0[{i}] is on {w.device}, but W0[0] is on {W0[0].device}")
         dtype = torch.promote_types(dtype, w.dtype)
-    weights = [w.to(dtype).unsqueeze(0).expand(batch, *w.shape) for w in W0[: len(spec.shapes)]]
+    rule, initial = spec.update_rule, [w.to(dtype) for w in W0[: len(spec.shapes)]]
+
+    def rows(w: Tensor) -> Tensor:
+        return w.unsqueeze(0).expand(batch, *w.shape)
+
+    weights = [rows(rule.initial_weights(w)) for w in initial]
     c, like = spec.window - 1, W0[0].to(dtype)
     empty = like.new_zeros
     return MemoryState(
         spec=spec,
         weights=weights,
-        momentum=[torch.zeros_like(w, memory_format=torch.contiguous_format) for w in weights] if spec.momentum else [],
+        momentum=[rows(rule.initial_accumulator(w)).contiguous() for w in initial] if spec.momentum else [],
         anchor=list(weights),
         window_key=empty(batch, c, heads, spec.key_dim),
-        window_value=empty(batch, c, heads, spec.value_dim),
+        window_value=empty(batch, c, heads, spec.loss_value_dim),
         window_gate=empty(batch, c, heads),
         position=torch.zeros(batch, dtype=torch.int64, device=like.device),
         chunk_offset=0,

@@ -21,9 +21,9 @@ from ..nn.linear import Linear
 from ..nn.modules import is_unmodified
 from ..nn.norm import RMSNorm, rms_norm
 from .blame import blame
-from .config import NeuralMemoryConfig, check_fields
+from .config import GATINGS, NeuralMemoryConfig, check_fields
 from .features import Exp, make_features
-from .gating import Gating, momentum_since_commit
+from .gating import momentum_since_commit
 from .projection import activate, project_heads
 from .scan import read, scan, step
 from .spec import Gates, MemorySpec
@@ -85,7 +85,7 @@ class NeuralMemory(nn.Module):
         self.splits = [H * self.spec.key_dim, H * self.spec.key_dim, H * self.spec.value_dim]
         self.qkv = Linear(config.dim, sum(self.splits), bias=False)
         self.conv = CausalConv1d(sum(self.splits), config.conv_width) if config.conv_width else None
-        self.gating = Gating(config)
+        self.gating = GATINGS[config.gating](config)
         self.features = make_features(self.spec, H)
         if self.spec.is_kv_cache and config.qk_norm != "l2":
             self.features = Exp(self.spec.key_dim, H, key_norm=self.spec.key_dim**0.5)
@@ -181,8 +181,8 @@ class NeuralMemory(nn.Module):
             done = decode(self, x, state, self.config.backend)
             if done is not None:
                 return done
-        q, k, v, tail = self._project(x, state, mask, cu_seqlens)
-        gates = self._gates(x, state, mask, cu_seqlens)
+        q, k, v, tail = self.project(x, state, mask, cu_seqlens)
+        gates = self.gates(x, state, mask, cu_seqlens)
         record = None
         if trace:
             if cu_seqlens is not None:
@@ -212,7 +212,7 @@ class NeuralMemory(nn.Module):
         if state is None:
             raise ValueError("read needs a state: what mem(x) or mem.write(x) returned, or mem.initial_state(batch)")
         x, state = self.check(x, state, None, None)
-        q = self._project(x, state, None, None)[0]
+        q = self.project(x, state, None, None)[0]
         return self._output(read(q, state, self.spec, self.features), q, x)
 
     def write(
@@ -235,13 +235,13 @@ class NeuralMemory(nn.Module):
     def _write(self, x: Tensor, state: MemoryState | None, mask, cu_seqlens, ns_steps: int | None) -> MemoryState:
         cu_seqlens = None if cu_seqlens is None else as_boundaries(cu_seqlens)
         x, state = self.check(x, state, mask, cu_seqlens)
-        _, k, v, tail = self._project(x, state, mask, cu_seqlens)
-        gates = self._gates(x, state, mask, cu_seqlens)
+        _, k, v, tail = self.project(x, state, mask, cu_seqlens)
+        gates = self.gates(x, state, mask, cu_seqlens)
         spec = self.spec if ns_steps is None else self.spec.with_ns_steps(ns_steps)
         _, state = scan(None, k, v, gates, state, spec, self.features, mask, cu_seqlens, self.config.backend)
         return dataclasses.replace(state, conv=tail)
 
-    def _project(self, x, state: MemoryState, mask, cu_seqlens) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def project(self, x, state: MemoryState, mask, cu_seqlens) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """q, k (B, T, H, K), v (B, T, H, V) and the convolution's new tail."""
         mixed, tail = self.qkv(x), None
         shape = self.heads, tuple(n // self.heads for n in self.splits), self._norms()
@@ -258,9 +258,9 @@ class NeuralMemory(nn.Module):
         keys = {"l2": (1.0, config.eps), "rms": (1 / self.spec.key_dim, config.eps)}.get(config.qk_norm, (0.0, 1.0))
         return keys, keys, (0.0, 1.0) if bound is None else (bound**-2, 1.0)
 
-    def _gates(self, x, state: MemoryState, mask, cu_seqlens) -> Gates:
+    def gates(self, x, state: MemoryState, mask, cu_seqlens) -> Gates:
         gates = self.gating(x)
-        if self.spec.update_rule.commits and not self.config.momentum:
+        if self.spec.commits and self.spec.update_rule.momentum_gate and not self.config.momentum:
             position = _positions(x, state, mask, cu_seqlens)
             gates.momentum = momentum_since_commit(position, self.spec.commit, gates.lr)
         return gates

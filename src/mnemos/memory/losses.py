@@ -1,10 +1,12 @@
-"""Inner losses: what a write minimises. A new one is a class with `loss` and `error` under `@register_loss`."""
+"""Inner losses: the objective that a write minimises. A new one is a class with `loss` and `error` under `@register_loss`."""
 
 from __future__ import annotations
 
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from torch import Tensor
+
+from .registry import Registry
 
 
 class InnerLoss:
@@ -13,6 +15,7 @@ class InnerLoss:
     uses_output: whether the error depends on the network's output. linear: whether it is the output plus something that does not
     depend on it, so that the errors of a chunk can be solved for. of_difference: whether the loss depends on output - value alone;
     a network with a residual, x + f(x), is then trained as f with the target value - key.
+    has_threshold: whether the loss takes a number per token, `Gates.threshold`, as a last channel behind the value: (..., V + 1).
 
     >>> from mnemos.memory import MemorySpec, register_loss
     >>> @register_loss
@@ -31,6 +34,9 @@ class InnerLoss:
     uses_output: ClassVar[bool] = True
     linear: ClassVar[bool] = False
     of_difference: ClassVar[bool] = False
+    has_threshold: ClassVar[bool] = False
+    initial_threshold: float = 1.0  # of `Gates.threshold` if it is None, and of the layer's gate before training
+    description: str = ""  # for tables of presets
 
     @property
     def solvable(self) -> bool:
@@ -45,15 +51,13 @@ class InnerLoss:
         """d loss / d output: (..., V). The output is None where `uses_output` is False."""
         raise NotImplementedError
 
+    def max_curvature(self, error: float) -> float:
+        """The largest second derivative by the output while |output - value| is at most `error`: it bounds the stable lr."""
+        return 1.0
 
-LOSSES: dict[str, type[InnerLoss]] = {}
-Kind = TypeVar("Kind", bound=InnerLoss)
 
-
-def register_loss(cls: type[Kind]) -> type[Kind]:
-    """Make an inner loss available under its `name`; usable as a decorator."""
-    LOSSES[cls.name] = cls
-    return cls
+LOSSES: Registry[InnerLoss] = Registry("objective")
+register_loss = LOSSES.register
 
 
 @register_loss
@@ -61,6 +65,7 @@ class L2(InnerLoss):
     """½‖output - value‖²: no factor 2 in the gradient, so lr = 1 is an exact write for a unit key."""
 
     name = "l2"
+    description = "L2"
     linear = True
     of_difference = True
 
@@ -77,6 +82,7 @@ class Dot(InnerLoss):
     """-<output, value>: Hebbian, linear attention."""
 
     name = "dot"
+    description = "dot product"
     uses_output = False
 
     def loss(self, output: Tensor, value: Tensor) -> Tensor:

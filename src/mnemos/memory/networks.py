@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import torch.nn.functional as F
 from torch import Tensor
 
+from .registry import Registry
+
 if TYPE_CHECKING:
     from .spec import MemorySpec
 
@@ -69,17 +71,12 @@ class Structure:
         raise NotImplementedError
 
 
-STRUCTURES: dict[str, type[Structure]] = {}
-
-
-def register_structure(cls: type[Structure]) -> type[Structure]:
-    """Make a structure available under its `name`; usable as a decorator."""
-    STRUCTURES[cls.name] = cls
-    return cls
+STRUCTURES: Registry[Structure] = Registry("structure")
+register_structure = STRUCTURES.register
 
 
 @register_structure
-class Linear(Structure):
+class LinearMap(Structure):
     """M(x) = x W."""
 
     name = "linear"

@@ -32,12 +32,12 @@ def reference_scan(
             for start, stop in zip(ends, ends[1:])
         ]
 
-    sources = [q, k, v, *vars(gates).values(), *state._tensors().values(), *getattr(features, "parameters", list)()]
+    sources = [q, k, v, *vars(gates).values(), *state.tensors().values(), *getattr(features, "parameters", list)()]
     tracking = torch.is_grad_enabled() and any(x.requires_grad for x in sources if x is not None)
     outputs: dict[tuple[int, int], Tensor] = {}
     finals: list[MemoryState] = []
     with torch.inference_mode(False), torch.enable_grad():
-        q, k, v, gates, state = _usable(q), _usable(k), _usable(v), _usable_gates(gates), state._map(_usable)
+        q, k, v, gates, state = _usable(q), _usable(k), _usable(v), _usable_gates(gates), state.map(_usable)
         for row, tokens in enumerate(rows):
             memory = _Row(state, row, spec, features, k.dtype)
             for b, t in tokens:
@@ -112,7 +112,7 @@ class _Row:
         retain = one if gates.retain is None else gates.retain
         momentum = zero if gates.momentum is None else gates.momentum
         self.keys.append(k.to(self.wide))
-        self.values.append(v.to(self.wide))
+        self.values.append(spec.loss_value(v.to(self.wide), gates))
         self.gates.append((one if gates.gate is None else gates.gate).to(self.wide))
         if spec.is_kv_cache:
             self.listed = torch.cat([self.listed, self.lift(k).unsqueeze(1)], 1)
@@ -145,18 +145,21 @@ class _Row:
         G = torch.autograd.grad(total, leaves, create_graph=True, allow_unused=True)
         G = [torch.zeros_like(a) if g is None else g for g, a in zip(G, A)]
 
-        self.W = [_per_head(retain, w) for w in self.W]
-        if not spec.update_rule.commits:
-            self.S = [_per_head(momentum, s) - _per_head(gates.lr, g) for s, g in zip(self.S, G)]
-            self.W = [w + s for w, s in zip(self.W, self.S)]
-        else:
-            inside = spec.lr_position == "inside"
-            pull = [_per_head(gates.lr, g) for g in G] if inside else G
-            rate = spec.step_size * one if inside else gates.lr
-            self.S = [_per_head(momentum, s) - g for s, g in zip(self.S, pull)]
+        if spec.commits:
+            roles = spec.update_rule.roles(gates, spec)
+            pull = G if roles.strength is None else [_per_head(roles.strength, g) for g in G]
+            kept = zero if roles.momentum is None else roles.momentum
+            self.S = [_per_head(kept, s) - g for s, g in zip(self.S, pull)]
+            self.W = self.W if roles.retain is None else [_per_head(roles.retain, w) for w in self.W]
             if (self.position + 1) % spec.commit == 0:
-                along = [_per_head(momentum, s) - g for s, g in zip(self.S, pull)] if spec.nesterov else self.S
-                self.W = [w + _per_head(rate, spec.update_rule.reference_step(s, spec)) for w, s in zip(self.W, along)]
+                along = [_per_head(kept, s) - g for s, g in zip(self.S, pull)] if spec.nesterov else self.S
+                assert roles.rate is not None
+                rate = roles.rate[:, None, None]
+                commit = spec.update_rule.reference_commit
+                self.W = [commit(w, s, rate, spec) for w, s in zip(self.W, along)]
+        else:
+            self.S = [_per_head(momentum, s) - _per_head(gates.lr, g) for s, g in zip(self.S, G)]
+            self.W = [_per_head(retain, w) + s for w, s in zip(self.W, self.S)]
         self.position += 1
         self.keys, self.values, self.gates = (
             x[len(x) - spec.window + 1 :] for x in (self.keys, self.values, self.gates)

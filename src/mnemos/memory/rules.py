@@ -1,51 +1,111 @@
-"""Update rules: what gradients do to the fast weights. The families are those of docs/theory.md."""
+"""Update rules: how gradients change the fast weights. The families are those of docs/theory.md."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from .newton_schulz import NS_COEFFICIENTS, newton_schulz
+from .registry import Registry
 
 if TYPE_CHECKING:
-    from .spec import MemorySpec
+    from .spec import Gates, MemorySpec
+
+
+@dataclass
+class Roles:
+    """What the gates of a call do under a rule, per token and head:
+
+    S_t = momentum_t S_{t-1} - strength_t G_t; W decays by retain_t; a commit moves W by rate_t.
+    None means strength 1, momentum 0, retain 1. lag: (B, T, H, window), weight of the token j steps back, or None for 1.
+    """
+
+    strength: Tensor | None
+    momentum: Tensor | None
+    retain: Tensor | None
+    rate: Tensor | None = None
+    lag: Tensor | None = None
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Roles:
+        """Apply `function` to every tensor."""
+        return Roles(**{name: None if x is None else function(x) for name, x in vars(self).items()})
+
+    def replace(self, **changes: Tensor | None) -> Roles:
+        return dataclasses.replace(self, **changes)
 
 
 class Rule:
     """Base of all update rules. Subclass `CommittedRule`, set `name`, and pass the class to `register_rule`.
 
     commits: False for gradient descent, S_t = momentum_t S_{t-1} - lr_t G_t, W_t = retain_t W_{t-1} + S_t, whose weights are linear in
-    the gradients of a chunk. True for rules that accumulate S and move W at commits alone, by a function of S.
+    the gradients of a chunk. True for rules that accumulate S and change W at commits alone, by a function of S.
+    momentum_gate: whether the decay of S is a gate of its own. unit_step: whether a step has the same size for any gradient.
     """
 
     name: ClassVar[str]
     commits: ClassVar[bool] = False
+    momentum_gate: ClassVar[bool] = True
+    unit_step: ClassVar[bool] = False
+    description: ClassVar[str] = ""  # for tables of presets
 
-    def step(self, S: Tensor, spec: MemorySpec) -> Tensor:
-        """The direction of a commit, for the accumulators S (..., d_in, d_out) of one fast map; committed rules only."""
+    def roles(self, gates: Gates, spec: MemorySpec) -> Roles:
+        """What gates (B, T, H) do under this rule."""
+        return Roles(gates.lr, gates.momentum, gates.retain)
+
+    def lr_scale(self, spec: MemorySpec) -> float:
+        """The largest stable lr relative to that of gradient descent with decay."""
+        return 1.0
+
+    def commit(self, W: Tensor, S: Tensor, rate: Tensor, spec: MemorySpec) -> Tensor:
+        """The weights after a commit, from the decayed weights W and S (..., d_in, d_out); rate: (..., 1, 1). Committed rules only."""
         raise NotImplementedError
 
-    def reference_step(self, S: Tensor, spec: MemorySpec) -> Tensor:
-        """The same for `reference_scan`: written to be obviously right, if `step` is not."""
-        return self.step(S, spec)
+    def reference_commit(self, W: Tensor, S: Tensor, rate: Tensor, spec: MemorySpec) -> Tensor:
+        """The same for `reference_scan`."""
+        return self.commit(W, S, rate, spec)
+
+    def initial_weights(self, W0: Tensor) -> Tensor:
+        """Weights of a fast map before the first token, from W0 (heads, d_in, d_out)."""
+        return W0
+
+    def initial_accumulator(self, W0: Tensor) -> Tensor:
+        """S of a fast map before the first token."""
+        return torch.zeros_like(W0, memory_format=torch.contiguous_format)
 
 
 class CommittedRule(Rule):
     """S_t = momentum_t S_{t-1} - G_t; at a commit W ← retained W + lr_t step(S_t), and between commits W only decays."""
 
     commits = True
+    unit_step = True
+
+    def roles(self, gates: Gates, spec: MemorySpec) -> Roles:
+        if spec.lr_position == "outside":
+            return Roles(None, gates.momentum, gates.retain, rate=gates.lr)
+        return Roles(gates.lr, gates.momentum, gates.retain, rate=torch.full_like(gates.lr, spec.step_size))
+
+    def step(self, S: Tensor, spec: MemorySpec) -> Tensor:
+        """The direction of a commit, for the accumulators S (..., d_in, d_out) of one fast map."""
+        raise NotImplementedError
+
+    def reference_step(self, S: Tensor, spec: MemorySpec) -> Tensor:
+        """The same for `reference_scan`: written to be obviously right, if `step` is not."""
+        return self.step(S, spec)
+
+    def commit(self, W: Tensor, S: Tensor, rate: Tensor, spec: MemorySpec) -> Tensor:
+        return W + rate * self.step(S, spec)
+
+    def reference_commit(self, W: Tensor, S: Tensor, rate: Tensor, spec: MemorySpec) -> Tensor:
+        return W + rate * self.reference_step(S, spec)
 
 
-RULES: dict[str, type[Rule]] = {}
-Kind = TypeVar("Kind", bound=Rule)
-
-
-def register_rule(cls: type[Kind]) -> type[Kind]:
-    """Make an update rule available under its `name`; usable as a decorator."""
-    RULES[cls.name] = cls
-    return cls
+RULES: Registry[Rule] = Registry("rule")
+register_rule = RULES.register
 
 
 @register_rule
@@ -53,6 +113,7 @@ class GradientDescent(Rule):
     """Gradient descent with momentum and decay."""
 
     name = "gd"
+    description = "gradient descent"
 
 
 @register_rule
@@ -60,6 +121,7 @@ class Muon(CommittedRule):
     """A commit adds the orthogonalised accumulator of each matrix by itself (Newton–Schulz)."""
 
     name = "muon"
+    description = "Muon"
 
     def step(self, S: Tensor, spec: MemorySpec) -> Tensor:
         return newton_schulz(S, spec.ns_steps, NS_COEFFICIENTS[spec.ns_coefficients])

@@ -1,4 +1,4 @@
-"""What one memory is: its network, its objective, its rule, its window and its grid. And the gates it is driven by."""
+"""Definition of one memory: its network, inner loss, update rule, retention, feature map, window and chunk size."""
 
 from __future__ import annotations
 
@@ -13,92 +13,60 @@ from torch import Tensor
 
 from ..deprecation import current_names, old_names, renamed_fields
 from .features import FEATURES
+from .gates import Gates
 from .losses import LOSSES, InnerLoss
 from .networks import STRUCTURES, Chain, Structure
 from .newton_schulz import NS_COEFFICIENTS
-from .rules import RULES, Muon, Rule
+from .retention import RETENTIONS, RetainedDescent, Retention, TransformedRetention
+from .rules import RULES, GradientDescent, Muon, Rule
 
 if TYPE_CHECKING:
     from .state import MemoryState
 
-WIDEST = 2**20  # no dimension, window or chunk is larger: sizes come from files too, and must not exhaust the machine
+__all__ = ["Gates", "MemoryOptions", "MemorySpec", "commits"]
+MAX_DIM = 2**20  # of any dimension, window or chunk: sizes come from files too, and must not exhaust the machine
+WIDEST = MAX_DIM
 LIMITS = {
-    "key_dim": WIDEST,
-    "value_dim": WIDEST,
+    "key_dim": MAX_DIM,
+    "value_dim": MAX_DIM,
     "depth": 64,
     "degree": 64,
-    "window": WIDEST,
-    "chunk_size": WIDEST,
+    "window": MAX_DIM,
+    "chunk_size": MAX_DIM,
     "ns_steps": 64,
 }
 
 
-@dataclass
-class Gates:
-    """Per-token, per-head numbers that steer the memory; None means momentum 0, retain 1, gate 1.
+@dataclass(frozen=True, kw_only=True)
+class MemoryOptions:
+    """The options that a memory (`MemorySpec`) and a layer around one (`NeuralMemoryConfig`) share.
 
-    lr, momentum, retain, gate: (B, T, H). decay: (H,), weight decay^j of the token j steps back in the window.
-    lag: (B, T, H, window), lag[..., j] weights token t-j. All lie in [0, 1], but lr, which is any number >= 0.
-    """
-
-    lr: Tensor
-    momentum: Tensor | None = None
-    retain: Tensor | None = None
-    gate: Tensor | None = None
-    decay: Tensor | None = None
-    lag: Tensor | None = None
-
-    def map(self, function) -> Gates:
-        """Apply `function` to every gate that has a time axis; `decay` has none and stays."""
-        timed = {name: getattr(self, name) for name in ("lr", "momentum", "retain", "gate", "lag")}
-        mapped: dict[str, Any] = {name: None if x is None else function(x) for name, x in timed.items()}
-        return Gates(**mapped, decay=self.decay)
-
-    def lag_weights(self, window: int, dtype: torch.dtype) -> Tensor | None:
-        """decay^j * lag_j, the weight of the token j steps back: (B, T, H, window), or None if all are 1."""
-        lag = None if self.lag is None else self.lag.to(dtype)
-        if self.decay is None or window == 1:
-            return lag
-        powers = torch.arange(window, device=self.decay.device)
-        decay = self.decay.to(dtype).unsqueeze(-1) ** powers  # H c
-        return decay.expand(*self.lr.shape, window) if lag is None else lag * decay
-
-
-@renamed_fields(skip="residual")
-@dataclass(frozen=True)
-class MemorySpec:
-    """The whole definition of one memory. Immutable, hashable, and JSON both ways (`to_json`, `from_json`).
-
-    key_dim, value_dim: per head, before the feature map.
-    structure: "linear", "mlp", "gated_mlp" or a registered name; `depth` maps, hidden width round(expansion * value_dim).
-    objective: "l2" or "dot". rule: "gd" or "muon". features: "identity", "elementwise", "elementwise_concat", "monomials",
-    "tensor", "sketch" or a registered name, of `degree`, with `feature_dim` outputs where the map has a choice; or "exp", the kernel exp(q·k),
-    whose first fast map is a list that grows by a pair per token ("linear" or "mlp" under "gd"; W0 omits that map).
-    normalize: divide what is read by the same sum over values of 1: softmax attention ("linear", "dot" and "exp" only).
-    residual: False leaves out the residual of structures that have one.
-    window: how many tokens, the current one included, each write sums over.
-    chunk_size: gradients are taken at the weights of the chunk's start (anchor="chunk"), or at the weights of the token
+    structure: the network: "linear", "mlp", "gated_mlp" or a registered name; `depth` maps, hidden width round(expansion * value_dim).
+    objective: the inner loss: "l2", "dot" or a registered name, with options in brackets: "lp(p=3)".
+    rule: "gd", "muon" or a registered name. retention: "zero" or a registered name, with options in brackets: "lq(q=4)".
+    features: "identity", "elementwise", "elementwise_concat", "monomials", "tensor", "sketch" or a registered name, of `degree`, with
+    `feature_dim` outputs if the map has a choice; or "exp", the kernel exp(q·k), whose first fast map is a list that grows by a pair
+    per token ("linear" or "mlp" under "gd"; W0 omits that map).
+    normalize: divide the output by the same sum over values of 1: softmax attention ("linear", "dot" and "exp" only).
+    residual: whether networks that have a residual add the key (for reads, the query).
+    window: number of tokens, the current one included, that each write sums over.
+    chunk_size: gradients are taken at the weights before the chunk (anchor="chunk"), or at the weights of the token
     before (anchor="token", linear and gd only; then chunk_size changes nothing but speed). decay_first: measure the error after the decay.
-    momentum: False drops the accumulator from the state. commit_every: muon's interval, a divisor of chunk_size.
+    commit_every: tokens between two commits of "muon" or of a transformed retention, a divisor of chunk_size (default: chunk_size).
     nesterov: a commit of muon orthogonalises momentum_t S_t - G_t instead of S_t, as the optimiser Muon does.
     lr_position: "outside", a commit adds lr_t NS(S_t); "inside", lr_t multiplies the token's gradient in S instead, where it weighs tokens
     against each other, and a commit adds step_size NS(S_t).
     ns_steps, ns_coefficients: iterations of Newton–Schulz, and their polynomials: "muon" (singular values of 0.7 to 1.2 after five),
     "convergent" (slow, exact), "polar_express" (a polynomial of its own for each iteration: 0.84 to 1.13 after five, exact after eight).
     read: "after" the token's own write, or "before" it.
-
-    >>> spec = MemorySpec(key_dim=4, value_dim=4, structure="mlp", depth=2)
-    >>> spec.shapes
-    ((4, 16), (16, 4))
     """
 
-    key_dim: int
-    value_dim: int
     structure: str = "mlp"
     depth: int = 2
     expansion: float = 4.0
     objective: str = "l2"
     rule: str = "gd"
+    retention: str = "zero"
     features: str = "identity"
     degree: int = 2
     feature_dim: int | None = None
@@ -106,7 +74,6 @@ class MemorySpec:
     chunk_size: int = 64
     anchor: str = "chunk"
     decay_first: bool = False
-    momentum: bool = True
     commit_every: int | None = None
     read: str = "after"
     ns_steps: int = 5
@@ -117,16 +84,33 @@ class MemorySpec:
     normalize: bool = False
     residual: bool = True
 
+
+@renamed_fields(skip="residual")
+@dataclass(frozen=True)
+class MemorySpec(MemoryOptions):
+    """The whole definition of one memory. Immutable, hashable, and JSON both ways (`to_json`, `from_json`).
+
+    key_dim, value_dim: per head, before the feature map. momentum: False drops the accumulator S from the state.
+    All else: see `MemoryOptions`.
+
+    >>> spec = MemorySpec(key_dim=4, value_dim=4, structure="mlp", depth=2)
+    >>> spec.shapes
+    ((4, 16), (16, 4))
+    """
+
+    key_dim: int
+    value_dim: int
+    momentum: bool = dataclasses.field(default=True, kw_only=True)
+
     def __post_init__(self):
         def choose(name: str, allowed) -> None:
             value = getattr(self, name)
             if value not in allowed:
                 raise ValueError(f"{name}={value!r:.40} is unknown; choose one of {', '.join(map(repr, allowed))}")
 
-        choose("structure", tuple(STRUCTURES))
-        choose("objective", tuple(LOSSES))
-        choose("rule", tuple(RULES))
-        choose("features", tuple(FEATURES))
+        for registry in (STRUCTURES, LOSSES, RULES, RETENTIONS, FEATURES):
+            registry.choose(getattr(self, registry.kind))
+        LOSSES.make(self.objective), RETENTIONS.make(self.retention)  # raise for options out of range
         choose("anchor", ("chunk", "token"))
         choose("read", ("after", "before"))
         choose("ns_coefficients", tuple(NS_COEFFICIENTS))
@@ -135,24 +119,23 @@ class MemorySpec:
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= most:
                 raise ValueError(f"{name}={value!r:.40} must be a whole number >= 1 and <= {most}")
-        if type(self.expansion) not in (int, float) or not 0 < self.expansion <= WIDEST:
-            raise ValueError(f"expansion={self.expansion!r:.40} must be a number > 0 and <= {WIDEST}")
-        if self.feature_dim is not None and (type(self.feature_dim) is not int or not 1 <= self.feature_dim <= WIDEST):
+        if type(self.expansion) not in (int, float) or not 0 < self.expansion <= MAX_DIM:
+            raise ValueError(f"expansion={self.expansion!r:.40} must be a number > 0 and <= {MAX_DIM}")
+        if self.feature_dim is not None and (type(self.feature_dim) is not int or not 1 <= self.feature_dim <= MAX_DIM):
             raise ValueError(
-                f"feature_dim={self.feature_dim!r:.40} must be None or a whole number >= 1 and <= {WIDEST}"
+                f"feature_dim={self.feature_dim!r:.40} must be None or a whole number >= 1 and <= {MAX_DIM}"
             )
         for name in ("momentum", "decay_first", "nesterov", "normalize", "residual"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r:.40} must be True or False")
         if self.commit_every is not None:
-            if not self.update_rule.commits:
+            if not self.commits:
                 raise ValueError(f"commit_every goes with {_committed()} only")
             if type(self.commit_every) is not int or self.commit_every < 1 or self.chunk_size % self.commit_every:
                 raise ValueError(f"commit_every={self.commit_every!r:.40} must divide chunk_size={self.chunk_size}")
+        self._check_retention()
         self._check_muon()
-        if self.anchor == "token" and (
-            not self.network.is_matrix or self.update_rule.commits or not self.loss.solvable
-        ):
+        if self.anchor == "token" and (not self.network.is_matrix or self.commits or not self.loss.solvable):
             raise ValueError(
                 "anchor='token' goes with structure='linear' and rule='gd' "
                 f"(any objective, features, window, momentum, read), not structure={self.structure!r}, rule={self.rule!r}"
@@ -160,22 +143,34 @@ class MemorySpec:
         if self.decay_first and self.anchor != "token":
             raise ValueError("decay_first=True needs anchor='token' (structure='linear', rule='gd')")
         self._check_kernel()
-        if self.lifted_dim > WIDEST:
+        if self.lifted_dim > MAX_DIM:
             raise ValueError(
-                f"features={self.features!r} of degree={self.degree} lift key_dim={self.key_dim} to more than {WIDEST} dimensions"
+                f"features={self.features!r} of degree={self.degree} lift key_dim={self.key_dim} to more than {MAX_DIM} dimensions"
             )
-        if max(max(shape) for shape in self.network.shapes()) > WIDEST:
+        if max(max(shape) for shape in self.network.shapes()) > MAX_DIM:
             raise ValueError(
-                f"expansion={self.expansion} and value_dim={self.value_dim} make a hidden layer wider than {WIDEST}, the most it may be"
+                f"expansion={self.expansion} and value_dim={self.value_dim} make a hidden layer wider than {MAX_DIM}, the most it may be"
             )
 
+    def _check_retention(self) -> None:
+        """Combinations of a transformed retention."""
+        if self.retains.is_linear:
+            return
+        if self.rule != GradientDescent.name or self.anchor != "chunk" or self.is_kv_cache or not self.momentum:
+            raise ValueError(
+                f"retention={self.retention!r} goes with rule='gd', anchor='chunk', momentum=True (its accumulator) and any features "
+                f"but 'exp', not rule={self.rule!r}, anchor={self.anchor!r}, momentum={self.momentum}, features={self.features!r}"
+            )
+        if self.nesterov or self.lr_position != "outside":
+            raise ValueError(f"nesterov and lr_position go with rule='muon', not retention={self.retention!r}")
+
     def _check_muon(self) -> None:
-        """What goes together with nesterov, lr_position and step_size."""
-        if self.nesterov and not (self.update_rule.commits and self.momentum):
+        """Combinations of nesterov, lr_position and step_size."""
+        if self.nesterov and not (self.commits and self.momentum):
             raise ValueError(
                 f"nesterov=True goes with rule='muon' and momentum=True, not rule={self.rule!r}, momentum={self.momentum}"
             )
-        if self.lr_position == "inside" and not self.update_rule.commits:
+        if self.lr_position == "inside" and not self.commits:
             raise ValueError(f"lr_position='inside' goes with rule='muon' only, not rule={self.rule!r}")
         if type(self.step_size) not in (int, float) or not 0 < self.step_size < float("inf"):
             raise ValueError(f"step_size={self.step_size!r:.40} must be a number > 0")
@@ -185,7 +180,7 @@ class MemorySpec:
             )
 
     def _check_kernel(self) -> None:
-        """What goes together with features="exp"."""
+        """Combinations of features="exp"."""
         if self.normalize and not (self.is_kv_cache and self.network.is_matrix and not self.loss.uses_output):
             raise ValueError(
                 "normalize=True goes with features='exp', structure='linear' and objective='dot', not "
@@ -193,7 +188,7 @@ class MemorySpec:
             )
         if not self.is_kv_cache:
             return
-        if not self.network.is_mlp or self.update_rule.commits or self.anchor != "chunk":
+        if not self.network.is_mlp or self.commits or self.anchor != "chunk":
             why = "; a product of two maps that start at 0 never leaves it" if self.network.is_gated else ""
             why = "; chunk_size=1 is the same" if self.anchor == "token" else why
             raise ValueError(
@@ -203,19 +198,19 @@ class MemorySpec:
 
     @property
     def is_kv_cache(self) -> bool:
-        """Whether the state grows with what was read, as an attention cache does: features "exp" only."""
+        """Whether the state grows with the sequence, as an attention cache does: features "exp" only."""
         return FEATURES[self.features].infinite
 
     @property
     def depends_on_chunking(self) -> bool:
-        """Whether results depend on where chunks begin. Not where the error of a token does not look at the weights."""
+        """Whether results depend on where chunks begin. They do not if the error of a token does not depend on the weights."""
         if self.is_kv_cache and not self.shapes and not self.loss.uses_output:
             return False
         return self.anchor == "chunk"
 
     @property
     def pair_dim(self) -> int:
-        """What the first map of a growing memory puts out: its outputs, and the sum of weights where it is normalised."""
+        """Outputs of the first map of a kv memory, and one more for the sum of weights if it is normalised."""
         return self.network.shapes()[0][1] + self.normalize
 
     @property
@@ -229,25 +224,55 @@ class MemorySpec:
 
     @property
     def commit(self) -> int:
-        """Tokens between two commits of rule "muon"."""
+        """Tokens between two commits."""
         return self.commit_every or self.chunk_size
 
     @property
     def has_residual(self) -> bool:
-        """Whether the key (of a read, the query) is added to what the network gives."""
+        """Whether the key (of a read, the query) is added to the network's output."""
         return self.residual and self.network.residual and self.key_dim == self.value_dim
 
     @functools.cached_property
     def loss(self) -> InnerLoss:
-        return LOSSES[self.objective]()
+        return LOSSES.make(self.objective)
+
+    @functools.cached_property
+    def retains(self) -> Retention:
+        return RETENTIONS.make(self.retention)
 
     @functools.cached_property
     def update_rule(self) -> Rule:
-        return RULES[self.rule]()
+        """The rule; under a transformed retention the rule that commits by it."""
+        if isinstance(self.retains, TransformedRetention):
+            return RetainedDescent(self.retains)
+        return RULES.make(self.rule)
+
+    @property
+    def commits(self) -> bool:
+        """Whether weights change at commits alone."""
+        return self.update_rule.commits
+
+    @property
+    def loss_value_dim(self) -> int:
+        """Channels of a value as the inner loss takes it: value_dim, and one more for a threshold."""
+        return self.value_dim + self.loss.has_threshold
+
+    def loss_value(self, value: Tensor, gates: Gates) -> Tensor:
+        """Values (B, T, H, value_dim) as the inner loss takes them: with the token's threshold behind, if it has one."""
+        if not self.loss.has_threshold:
+            return value
+        threshold = gates.threshold
+        if threshold is None:
+            threshold = torch.full_like(value[..., 0], self.loss.initial_threshold)
+        return torch.cat([value, threshold.to(value.dtype).unsqueeze(-1)], -1)
 
     def target(self, value: Tensor, key: Tensor) -> Tensor:
-        """What the network without its residual is trained to give for a key: value - key, or the value itself."""
-        return value - key if self.has_residual and self.loss.of_difference else value
+        """The value that the network without its residual is trained on for a key: value - key, or the value itself."""
+        if not (self.has_residual and self.loss.of_difference):
+            return value
+        if not self.loss.has_threshold:
+            return value - key
+        return torch.cat([value[..., : self.value_dim] - key, value[..., self.value_dim :]], -1)
 
     @functools.cached_property
     def network(self) -> Structure:
@@ -305,5 +330,14 @@ class MemorySpec:
         ) -> MemoryState: ...
 
 
+def commits(rule: Any, retention: Any) -> bool:
+    """Whether a memory with these choices changes its weights at commits alone. Unknown names count as not."""
+    try:
+        return RULES.choose(rule)[0].commits or not RETENTIONS.choose(retention)[0].is_linear
+    except ValueError:
+        return False
+
+
 def _committed() -> str:
-    return " or ".join(f"rule={name!r}" for name, rule in RULES.items() if rule.commits)
+    rules = [f"rule={name!r}" for name, rule in RULES.items() if rule.commits]
+    return " or ".join([*rules, *(f"retention={name!r}" for name, kind in RETENTIONS.items() if not kind.is_linear)])

@@ -65,9 +65,9 @@ class MemoryState:
     @property
     def nbytes(self) -> int:
         """Bytes of the logical state: the same at every position, unless the state `grows`."""
-        return sum(x.numel() * x.element_size() for x in self._tensors().values())
+        return sum(x.numel() * x.element_size() for x in self.tensors().values())
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
         """Every tensor by name, each with the row as its first axis: what `save` writes."""
         named = {f"weights.{i}": w for i, w in enumerate(self.weights)}
         named |= {f"momentum.{i}": s for i, s in enumerate(self.momentum)}
@@ -78,7 +78,7 @@ class MemoryState:
             named["conv"] = self.conv
         return named if self.pairs is None else named | self.pairs.tensors()
 
-    def _map(self, function: Callable[[Tensor], Tensor]) -> MemoryState:
+    def map(self, function: Callable[[Tensor], Tensor]) -> MemoryState:
         """Apply `function` to every tensor; an anchor that is the weights stays the weights."""
         weights = [function(w) for w in self.weights]
         aliased = all(a is w for a, w in zip(self.anchor, self.weights))
@@ -103,19 +103,19 @@ class MemoryState:
 
     def detach(self) -> MemoryState:
         """The same state cut from the graph that made it (truncated back-propagation)."""
-        return self._map(Tensor.detach)
+        return self.map(Tensor.detach)
 
     def clone(self) -> MemoryState:
         """A fork: an independent copy that can go another way."""
-        return self._map(Tensor.clone)
+        return self.map(Tensor.clone)
 
     def to(self, target: torch.device | str | torch.dtype) -> MemoryState:
         """Move to a device, or change the floating-point type (float32 or wider)."""
         if isinstance(target, torch.dtype):
             if target not in (torch.float32, torch.float64):
                 raise ValueError(f"a memory state is float32 or float64, not {target}")
-            return self._map(lambda x: x.to(target) if x.is_floating_point() else x)
-        return self._map(lambda x: x.to(target))
+            return self.map(lambda x: x.to(target) if x.is_floating_point() else x)
+        return self.map(lambda x: x.to(target))
 
     def select(self, rows: Sequence[int] | Tensor) -> MemoryState:
         """Rows by index, in the order given, repeats allowed (beam search, batching)."""
@@ -134,7 +134,7 @@ class MemoryState:
         index = index.to(torch.int64)
         if int(index.min()) < 0 or int(index.max()) >= self.batch:
             raise ValueError(f"rows must lie in 0..{self.batch - 1}, not {index.tolist()}")
-        state = self._map(lambda x: x.index_select(0, index))
+        state = self.map(lambda x: x.index_select(0, index))
         return dataclasses.replace(
             state,
             chunk_offset=common_chunk_offset(state.position, self.spec)
@@ -156,13 +156,13 @@ class MemoryState:
         for other in states[1:]:
             if other.spec != first.spec:
                 raise ValueError("stack: the states have different specs")
-            if {k: (v.shape[1:], v.dtype, v.device) for k, v in other._tensors().items()} != {
-                k: (v.shape[1:], v.dtype, v.device) for k, v in first._tensors().items()
+            if {k: (v.shape[1:], v.dtype, v.device) for k, v in other.tensors().items()} != {
+                k: (v.shape[1:], v.dtype, v.device) for k, v in first.tensors().items()
             }:
                 raise ValueError("stack: the states differ in heads, convolution, dtype or device")
         chunk_offsets = {state.chunk_offset for state in states}
         aliased = all(state._anchor_is_weights() for state in states)
-        joined = {name: torch.cat([s._tensors()[name] for s in states]) for name in first._tensors()}
+        joined = {name: torch.cat([s.tensors()[name] for s in states]) for name in first.tensors()}
         return _assemble(first.spec, joined, chunk_offsets.pop() if len(chunk_offsets) == 1 else None, aliased)
 
     def save(self, path: str | os.PathLike) -> None:
@@ -176,7 +176,7 @@ class MemoryState:
         ...     MemoryState.load(f"{folder}/a.safetensors").heads
         2
         """
-        write_tensors(path, self._tensors(), {"format": FORMAT, "spec": self.spec.to_json()})
+        write_tensors(path, self.tensors(), {"format": FORMAT, "spec": self.spec.to_json()})
 
     @classmethod
     def load(

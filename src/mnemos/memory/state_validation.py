@@ -72,7 +72,7 @@ def check_parts(state: MemoryState, spec: MemorySpec, batch: int, heads: int) ->
     if state.window_key.shape != (batch, c, heads, spec.key_dim) or (
         c
         and (state.window_value.shape, state.window_gate.shape)
-        != ((batch, c, heads, spec.value_dim), (batch, c, heads))
+        != ((batch, c, heads, spec.loss_value_dim), (batch, c, heads))
     ):
         raise ValueError(f"state has window buffers that do not fit batch={batch}, heads={heads}, window={spec.window}")
     check_place(state, batch)
@@ -101,7 +101,7 @@ def state_shapes(spec: MemorySpec, batch: int, heads: int, longest: int) -> dict
         f"{kind}.{i}": (batch, heads, *shape) for kind in kinds for i, shape in enumerate(spec.shapes)
     }
     c = spec.window - 1
-    shapes |= {"window_key": (batch, c, heads, spec.key_dim), "window_value": (batch, c, heads, spec.value_dim)}
+    shapes |= {"window_key": (batch, c, heads, spec.key_dim), "window_value": (batch, c, heads, spec.loss_value_dim)}
     shapes |= {"window_gate": (batch, c, heads), "position": (batch,)}
     return shapes | Pairs.shapes(spec, batch, heads, longest) if spec.is_kv_cache else shapes
 

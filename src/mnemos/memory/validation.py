@@ -13,6 +13,9 @@ from .spec import Gates, MemorySpec
 from .state import MemoryState
 from .state_validation import check_parts
 
+GATE_NAMES = tuple(field.name for field in dataclasses.fields(Gates))
+UNBOUNDED = ("lr", "threshold")  # gates that may exceed 1
+
 
 class NotFiniteError(ValueError):
     """A NaN or an infinity where a memory needs numbers; the message names its row and position."""
@@ -94,7 +97,7 @@ def check_state(state: MemoryState, spec: MemorySpec, batch: int, heads: int, de
 
 def _same_but_for_steps(own: MemorySpec, spec: MemorySpec) -> bool:
     """Whether a call may use `spec` on a state of `own`: more or fewer Newton–Schulz iterations leave the state what it is."""
-    return own.update_rule.commits and dataclasses.replace(own, ns_steps=spec.ns_steps) == spec
+    return own.commits and dataclasses.replace(own, ns_steps=spec.ns_steps) == spec
 
 
 def _kind(x) -> str:
@@ -178,7 +181,11 @@ def _check_gates(gates: Gates, shape: tuple[int, int, int], spec: MemorySpec, de
         raise ValueError("gates must be Gates(lr=...) with a tensor lr (B, T, H)")
     if gates.momentum is not None and not spec.momentum:
         raise ValueError("gates.momentum is given, but the spec has momentum=False")
-    for name in ("lr", "momentum", "retain", "gate", "decay", "lag"):
+    if gates.momentum is not None and not spec.update_rule.momentum_gate:
+        raise ValueError(f"gates.momentum is given, but retention={spec.retention!r} has no momentum")
+    if gates.threshold is not None and not spec.loss.has_threshold:
+        raise ValueError(f"gates.threshold is given, but objective={spec.objective!r} has no threshold per token")
+    for name in GATE_NAMES:
         x = getattr(gates, name)
         if x is None:
             continue
@@ -192,15 +199,15 @@ def _check_gates(gates: Gates, shape: tuple[int, int, int], spec: MemorySpec, de
             raise ValueError(f"gates.{name} is on {x.device}, but k is on {device}")
         if not torch.compiler.is_compiling():
             low, high = value_range(x)
-            if not (low >= 0.0 and high < float("inf")) or (name != "lr" and high > 1.0):
+            if not (low >= 0.0 and high < float("inf")) or (name not in UNBOUNDED and high > 1.0):
                 raise _gate_error(name, x, low, high)
 
 
 def _gate_error(name: str, x: Tensor, low: float, high: float) -> ValueError:
-    allowed = "finite and >= 0" if name == "lr" else "in [0, 1]"
+    allowed = "finite and >= 0" if name in UNBOUNDED else "in [0, 1]"
     wrong = f"gates.{name} must be {allowed}, but ranges over [{low}, {high}]"
     if name != "decay":  # which is a number per head
-        fine = x.isfinite() & (x >= 0) & ((x <= 1) | (name == "lr"))
+        fine = x.isfinite() & (x >= 0) & ((x <= 1) | (name in UNBOUNDED))
         row, position = (~fine).flatten(2).any(2).nonzero()[0].tolist()
         wrong += f", first in row {row}, position {position}"
     return ValueError(wrong) if x.isfinite().all() else NotFiniteError(wrong)

@@ -36,7 +36,7 @@ class Form:
 def to_tensors(state: MemoryState | RowCache) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """A state's tensors by name, and its settings as JSON."""
     if isinstance(state, MemoryState):
-        return state._tensors(), {"kind": "MemoryState"}
+        return state.tensors(), {"kind": "MemoryState"}
     if isinstance(state, AttentionCache):
         state = state.without_spare()
     settings = {name: value for name, value in state.settings().items() if name not in UNSAVED and value is not None}

@@ -12,6 +12,9 @@ from typing import Any
 import torch
 
 from ..choices import unknown
+from ..memory import NeuralMemoryConfig
+from ..memory.features import FEATURES
+from ..memory.rules import RULES
 from .config import FIELDS, MEMORY_FIELDS, MnemosConfig
 
 
@@ -47,6 +50,24 @@ class Preset:
             "retention": {True: "per token", False: "none", "fixed": "fixed"}[memory.get("retain", True)],
         }
 
+    @property
+    def miras(self) -> dict[str, str]:
+        """The four choices of Miras: memory, attentional bias (inner loss), retention, algorithm."""
+        kinds = ("memory", "attentional bias", "retention", "algorithm")
+        if self.memory is None:
+            return dict.fromkeys(kinds, "-")
+        choices: dict[str, Any] = {"heads": 1} | self.memory
+        config = NeuralMemoryConfig(dim=64, **choices)
+        spec, feature = config.spec, FEATURES[config.features]
+        maps = len(spec.network.shapes())
+        memory = "matrix" if maps == 1 else f"{spec.structure} of {maps} maps"
+        lifted = "" if feature.is_identity else f", {spec.features} keys"
+        window = f", window {spec.window}" if spec.window > 1 else ""
+        kept = spec.retains.description if config.retain else "none"
+        rule = RULES[spec.rule].description + (" + momentum" if config.momentum else "")
+        anchor = ", at every token" if spec.anchor == "token" else f", chunks of {spec.chunk_size}"
+        return dict(zip(kinds, (memory + lifted, spec.loss.description + window, kept, rule + anchor)))
+
 
 @dataclass(frozen=True)
 class Size:
@@ -74,6 +95,7 @@ ATLAS: dict[str, Any] = OMEGA | {"rule": "muon", "momentum": True, "chunk_size":
 TTT: dict[str, Any] = {"momentum": False, "retain": False, "chunk_size": 16, "w0_branch": False, "residual": True}
 LINEAR: dict[str, Any] = {"structure": "linear", "momentum": False, "learn_w0": False}
 KERNEL: dict[str, Any] = {"features": "exp", "momentum": False, "retain": False, "residual": True}
+MIRAS: dict[str, Any] = {"momentum": False, "chunk_size": 16}
 PERSISTENT = {"num_persistent_tokens": 4}
 
 PRESETS = {
@@ -137,6 +159,19 @@ PRESETS = {
             TTT | {"structure": "linear"},
         ),
         Preset("ttt-mlp", "lmm", "test-time training of an MLP", TTT),
+        Preset("yaad", "lmm", "Miras: a Huber loss with a threshold per token", MIRAS | {"objective": "huber_switch"}),
+        Preset(
+            "moneta",
+            "lmm",
+            "Miras: L3 loss, weights normalised by their 4-norm",
+            MIRAS | {"objective": "lp(p=3)", "retention": "lq(q=4, floor=1)", "commit_every": 4},
+        ),
+        Preset(
+            "memora",
+            "lmm",
+            "Miras: positive weights, forgetting by a KL divergence",
+            MIRAS | {"retention": "kl(scale=2)", "commit_every": 4},
+        ),
         Preset("transformer", "attention", "full attention, no memory"),
         Preset("swa", "swa", "sliding-window attention, no memory"),
     )

@@ -76,8 +76,8 @@ class _Watch:
         if not self.looks:
             self.start = [w[0].cpu() for w in state.weights]
             self._look(state, torch.zeros(memory.heads, 1))
-        q, k, _, _ = memory._project(x, state, None, None)
-        lag = memory._gates(x, state, None, None).lag_weights(memory.spec.window, torch.float32)
+        q, k, _, _ = memory.project(x, state, None, None)
+        lag = memory.gates(x, state, None, None).lag_weights(memory.spec.window, torch.float32)
         self.queries.append(q[0])
         self.keys.append(k[0])
         self.lags.append(None if lag is None else lag[0].cpu())

@@ -89,7 +89,7 @@ def _memory_numbers(memory: NeuralMemory, x: Tensor, state: MemoryState | None) 
 def _surprise(memory: NeuralMemory, state: MemoryState, past: Tensor, chunk: Tensor) -> tuple[float, float]:
     """Inner loss of a chunk's tokens with the weights before and after it."""
     state = memory.write(past, state) if past.shape[1] else state
-    _, k, v, _ = memory._project(chunk, state, None, None)
+    _, k, v, _ = memory.project(chunk, state, None, None)
     wide = state.dtype
     measured = []
     for moment in (state, memory.write(chunk, state)):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...memory.gating import Gating
 from ...memory.layer import NeuralMemory
 from ...memory.rules import GradientDescent
 from ...memory.state import MemoryState
@@ -100,6 +101,8 @@ def unsupported_memory(memory: NeuralMemory, x: Tensor) -> str | None:
         return "one token: the kernel knows rule 'gd' and objectives 'l2' and 'dot'"
     if spec.window > 1 or memory.config.gate_parts:
         return "one token: the kernel knows window=1 without a gate"
+    if type(memory.gating) is not Gating:
+        return "one token: the kernel knows gating='linear'"
     if memory.features is not None:
         return "one token: the kernel knows features='identity'"
     return "backend='torch'" if memory.config.backend == "torch" else unsupported_step(x, spec)

@@ -25,9 +25,9 @@ class CpuEngine(Engine):
     def decay_products(self, x: Tensor) -> Tensor:
         return DecayProducts.apply(x, UNDERFLOW[x.dtype])
 
-    def run(self, spec: MemorySpec, chunks, q, k, v, coefficients, lr, retain, W, S, A):
+    def run(self, spec: MemorySpec, chunks, q, k, v, coefficients, rate, retain, W, S, A):
         if isinstance(spec.update_rule, Muon):
-            return muon.run(spec, chunks, q, k, v, coefficients, lr, W, S, A)
+            return muon.run(spec, chunks, q, k, v, coefficients, rate, W, S, A)
         return chain.run(spec, chunks, q, k, v, coefficients, W, S, A)
 
 

@@ -15,7 +15,7 @@ from .engine import unsupported
 def unsupported_step(k: Tensor, spec: MemorySpec, backend: str = "auto") -> str | None:
     if torch.is_grad_enabled():
         return "the kernel for one token has no gradients"
-    if spec.update_rule.commits:
+    if spec.commits:
         return "the kernel for one token has rule='gd' only"
     return unsupported(k, spec) or token.unavailable_reason()
 

@@ -41,7 +41,7 @@ class Engine:
         k: Tensor,
         v: Tensor,
         coefficients: Coefficients,
-        lr: Tensor,
+        rate: Tensor | None,
         retain: Tensor | None,
         W: list[Tensor],
         S: list[Tensor],
@@ -49,26 +49,37 @@ class Engine:
     ) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
         """y (N, G, L, V), W and S after the tiles of one run.
 
-        q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V), lr and retain: (N, G, L).
+        q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V), rate and retain: (N, G, L).
         """
-        return _run(spec, chunks, q, k, v, coefficients, lr, retain, W, S, A, functools.partial(_matmul, self.low))
+        return _run(spec, chunks, q, k, v, coefficients, rate, retain, W, S, A, functools.partial(_matmul, self.low))
 
 
 def _run(
-    spec, chunks: ChunkRun, q, k, v, coefficients, lr, retain, W: list[Tensor], S: list[Tensor], A: list[Tensor], matmul
+    spec,
+    chunks: ChunkRun,
+    q,
+    k,
+    v,
+    coefficients,
+    rate,
+    retain,
+    W: list[Tensor],
+    S: list[Tensor],
+    A: list[Tensor],
+    matmul,
 ):
     maps = len(W)
-    timed = (q, k, v, *coefficients, lr, retain)
+    timed = (q, k, v, *coefficients, rate, retain)
 
     def group(first: int, *tensors):
         """The tiles of one group, of which the first is the run's `first`: their y, and W, S, A after them."""
         timed, state = tensors[:-states], list(tensors[-states:])
         W, S, A = state[:maps], state[maps:-maps], state[-maps:]
         outputs = []
-        for i, (q, k, v, C, beta, f, n, m, lr, retain) in enumerate(zip(*map(_tiles, timed)), first):
+        for i, (q, k, v, C, beta, f, n, m, rate, retain) in enumerate(zip(*map(_tiles, timed)), first):
             if chunks.fresh and i % chunks.period == 0:
                 A = W
-            y, W, S = _tile(spec, chunks, matmul, q, k, v, Coefficients(C, beta, f, n, m), lr, retain, W, S, A)
+            y, W, S = _tile(spec, chunks, matmul, q, k, v, Coefficients(C, beta, f, n, m), rate, retain, W, S, A)
             outputs.append(y)
         return (None if y is None else torch.stack(outputs), *W, *S, *A)
 
@@ -106,14 +117,14 @@ def _matmul(low: torch.dtype | None, a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(a, b) if low is None else torch.bmm(a.to(low), b.to(low)).to(a.dtype)
 
 
-def _tile(spec, chunks, matmul, q, k, v, co, lr, retain, W, S, A):
+def _tile(spec, chunks, matmul, q, k, v, co, rate, retain, W, S, A):
     """One tile: gradients of its window_tokens, reads of its tokens, state at its end."""
     if moves_inside(spec, chunks):
         uses: Uses = [[(k, _solve_errors(spec, chunks, k, v, co, retain, W[0], S[0] if S else None))]]
     else:
         uses = errors_at_anchor(spec, k, v, A, matmul)
-    if spec.update_rule.commits:
-        return _committed_tile(spec, chunks, matmul, q, co, lr, W, S, uses)
+    if spec.commits:
+        return _committed_tile(spec, chunks, matmul, q, co, rate, W, S, uses)
     y = None
     if q is not None:
         rows = slice(0, -1) if spec.read == "before" else slice(1, None)
@@ -148,7 +159,7 @@ def _momentum_end(matmul, co: Coefficients, S: list[Tensor], uses: Uses) -> list
     return [m * s - _outer(matmul, n, use) for s, use in zip(S, uses)]
 
 
-def _committed_tile(spec, chunks, matmul, q, co, lr, W, S, uses):
+def _committed_tile(spec, chunks, matmul, q, co, rate, W, S, uses):
     """One commit interval, or a part of one that ends before its commit. S is summed in full precision: Newton–Schulz lifts the
     smallest directions of S to the size of all others, rounding errors included."""
     moved = _momentum_end(torch.bmm, co, S or [torch.zeros_like(w) for w in W], uses)
@@ -158,7 +169,7 @@ def _committed_tile(spec, chunks, matmul, q, co, lr, W, S, uses):
         along = moved
         if spec.nesterov:
             along = _momentum_end(torch.bmm, co._replace(n=co.C, m=co.f), S, uses)
-        W_end = [w + lr[:, -1:, None] * spec.update_rule.step(s, spec) for w, s in zip(W_end, along)]
+        W_end = [spec.update_rule.commit(w, s, rate[:, -1:, None], spec) for w, s in zip(W_end, along)]
     y = None
     if q is not None and spec.read == "before":
         y = _read(spec, matmul, q, W, beta[:, :-1])

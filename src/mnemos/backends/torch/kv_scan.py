@@ -20,7 +20,7 @@ from ...memory.kv_memory import kernel_values, logits, normalized, top_logit
 from ...memory.spec import MemorySpec
 from ...nn.checkpoint import recomputed
 from .chunking import ChunkRun, cut, from_tiles, to_tiles, to_window_tokens
-from .coefficients import Coefficients, gd_coefficients, window_matrix
+from .coefficients import Coefficients, gd_coefficients
 from .inner_grads import ACTIVATIONS
 
 
@@ -43,7 +43,7 @@ class Old(NamedTuple):
 
 def run_grid(tokens, tokens_to_boundary: int, W: list[Tensor], S: list[Tensor], A: list[Tensor], spec: MemorySpec):
     """As `scan.run_grid`; the first of the maps is the list, (B, H, N, P)."""
-    B, T, _ = tokens.gates.lr.shape
+    B, T = tokens.raw_key.shape[0], tokens.raw_key.shape[1] - (spec.window - 1)
     dtype, opened = tokens.raw_key.dtype, tokens.pairs
     shapes = [w.shape for w in W]
     W, S, A = ([x.to(dtype).flatten(0, 1) for x in xs] for xs in (W, S, A))
@@ -92,13 +92,10 @@ class _Run:
 
     def run(self, chunks: ChunkRun, tokens, value: Tensor) -> Tensor | None:
         """Write and read the tokens of a run: y (N, G, L, V)."""
-        c, gates = self.spec.window, tokens.gates
-        tiled = gates.map(lambda x: to_tiles(x, chunks))
-        valid = None
-        if tokens.valid is not None:
-            valid = to_tiles(tokens.valid.unsqueeze(-1).expand(gates.lr.shape).to(value.dtype), chunks)
-        window = window_matrix(to_window_tokens(tokens.gate, chunks, c), tiled.lag, chunks.stride, c)
-        coefficients = gd_coefficients(tiled.lr, tiled.momentum, tiled.retain, valid, window)
+        c = self.spec.window
+        tiled, valid, window = tokens.tiled(chunks, c)
+        assert tiled.strength is not None
+        coefficients = gd_coefficients(tiled.strength, tiled.momentum, tiled.retain, valid, window)
         keys, values = to_window_tokens(tokens.lifted_key, chunks, c), to_window_tokens(value, chunks, c)
         queries = None if tokens.lifted_query is None else to_tiles(tokens.lifted_query, chunks).unbind(0)
         per_tile = zip(keys.unbind(0), values.unbind(0), *(x.unbind(0) for x in coefficients))

@@ -15,7 +15,7 @@ from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState, common_chunk_offset
 from . import kv_scan
 from .chunking import ChunkRun, cut, from_tiles, to_tiles, to_window_tokens
-from .coefficients import committed_coefficients, gd_coefficients, window_matrix
+from .coefficients import committed_coefficients, gd_coefficients
 from .engine import Engine
 from .tokens import Tokens, close_pairs, open_pairs, prepare
 from .varlen import scan_varlen
@@ -62,7 +62,7 @@ def run_grid(
     """Tokens from a known place on the chunk grid: the first `tokens_to_boundary` of them at the anchor A. Returns y, W, S, A."""
     if tokens.pairs is not None:
         return kv_scan.run_grid(tokens, tokens_to_boundary, W, S, A, spec)
-    B, n, _ = tokens.gates.lr.shape
+    B, n = tokens.raw_key.shape[0], tokens.raw_key.shape[1] - (spec.window - 1)
     dtype, shapes = tokens.raw_key.dtype, [w.shape for w in W]
     W, S, A = ([x.to(dtype).flatten(0, 1) for x in xs] for xs in (W, S, A))
     value = spec.target(tokens.raw_value, tokens.raw_key)
@@ -89,28 +89,21 @@ def run_grid(
 
 
 def _run_chunks(chunks: ChunkRun, tokens: Tokens, value: Tensor, W, S, A, spec: MemorySpec):
-    c, gates = spec.window, tokens.gates
-    tiled = gates.map(lambda x: to_tiles(x, chunks))
-    valid = None
-    if tokens.valid is not None:
-        valid = to_tiles(tokens.valid.unsqueeze(-1).expand(gates.lr.shape).to(value.dtype), chunks)
-    window = window_matrix(to_window_tokens(tokens.gate, chunks, c), tiled.lag, chunks.stride, c)
-    if not spec.update_rule.commits:
-        coefficients = gd_coefficients(
-            tiled.lr, tiled.momentum, tiled.retain, valid, window, tokens.engine.decay_products
-        )
+    c = spec.window
+    tiled, valid, window = tokens.tiled(chunks, c)
+    products = tokens.engine.decay_products
+    if spec.commits:
+        present = window.new_ones(window.shape[:3]) if valid is None else valid
+        if tiled.strength is not None:
+            window = tiled.strength * window if c == 1 else tiled.strength.unsqueeze(-1) * window
+        coefficients = committed_coefficients(tiled.momentum, tiled.retain, present, window, products, spec.nesterov)
     else:
-        ones = torch.ones_like(tiled.lr) if valid is None else valid
-        if spec.lr_position == "inside":
-            window = tiled.lr * window if c == 1 else tiled.lr.unsqueeze(-1) * window
-            tiled.lr = spec.step_size * ones
-        coefficients = committed_coefficients(
-            tiled.momentum, tiled.retain, ones, window, tokens.engine.decay_products, spec.nesterov
-        )
+        assert tiled.strength is not None
+        coefficients = gd_coefficients(tiled.strength, tiled.momentum, tiled.retain, valid, window, products)
     q = None if tokens.lifted_query is None else to_tiles(tokens.lifted_query, chunks)
     k = to_window_tokens(tokens.lifted_key, chunks, c)
     v = to_window_tokens(value, chunks, c)
-    return tokens.engine.run(spec, chunks, q, k, v, coefficients, tiled.lr, tiled.retain, W, S, A)
+    return tokens.engine.run(spec, chunks, q, k, v, coefficients, tiled.rate, tiled.retain, W, S, A)
 
 
 def _tail(x: Tensor, n: int) -> Tensor:

@@ -38,7 +38,7 @@ def step(
 def _step(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask, write: Write, inplace: bool):
     out_dtype = v.dtype
     dtype = torch.promote_types(torch.promote_types(k.dtype, out_dtype), state.dtype)
-    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    q, k, v = q.to(dtype), k.to(dtype), spec.loss_value(v.to(dtype), gates)
     window = [x.to(dtype) for x in (state.window_key, state.window_value, state.window_gate)]
     gate = None if gates.gate is None else gates.gate.to(dtype)
     if spec.window > 1:
@@ -91,40 +91,32 @@ def _heads_first(x: Tensor) -> Tensor:  # B c H D -> G c D
 def _write_and_read(query: Tensor, window_tokens, weight: Tensor | None, gates: Gates, state: MemoryState, spec, dtype):
     """y (G, 1, V), and weights, momentum and anchor after the token; the anchor is the one that was used."""
     shapes = [w.shape for w in state.weights]
-
-    def each(gate: Tensor) -> Tensor:  # B 1 H -> G 1 1
-        return gate.to(dtype).reshape(-1, 1, 1)
-
-    # contiguous: a start that rows share is copied once, not at each token
+    # contiguous: initial weights that rows share are copied once, not at each token
     anchor = [a.to(dtype).contiguous() for a in state.anchor]
     W, S, A = ([x.to(dtype).flatten(0, 1) for x in xs] for xs in (state.weights, state.momentum, anchor))
-    lr, retain = each(gates.lr), None if gates.retain is None else each(gates.retain)
+    roles = spec.update_rule.roles(gates, spec).map(lambda x: x.to(dtype).reshape(-1, 1, 1))  # B 1 H -> G 1 1
     retained = None
-    if spec.decay_first or spec.update_rule.commits:
-        retained = W if retain is None else [retain * w for w in W]
+    if spec.decay_first or spec.commits:
+        retained = W if roles.retain is None else [roles.retain * w for w in W]
     if spec.anchor == "token":
         A = retained if spec.decay_first else W
     assert A is not None
-    if not spec.update_rule.commits or spec.lr_position == "inside":
-        weight = lr if weight is None else lr * weight
-    carried: list[Tensor | None] = [None] * len(W)
-    if S and gates.momentum is not None:
-        momentum = each(gates.momentum)
-        carried = [momentum * s for s in S]
+    if roles.strength is not None:
+        weight = roles.strength if weight is None else roles.strength * weight
     uses = errors_at_anchor(spec, *window_tokens, A, recompute=True)
-    moved = [_push(s, use, weight, w) for s, use, w in zip(carried, uses, W)]
-    if spec.update_rule.commits:
-        assert retained is not None
-        rate = torch.full_like(lr, spec.step_size) if spec.lr_position == "inside" else lr
-        along = moved
-        if spec.nesterov:
-            ahead = [None] * len(W) if gates.momentum is None else [each(gates.momentum) * s for s in moved]
-            along = [_push(s, use, weight, w) for s, use, w in zip(ahead, uses, W)]
-        written = _commit(state, spec, retained, along, rate)
-    elif retained is not None or retain is None:
+
+    def accumulate(S: list[Tensor]) -> list[Tensor]:
+        kept = [None] * len(W) if not S or roles.momentum is None else [roles.momentum * s for s in S]
+        return [_push(s, use, weight, w) for s, use, w in zip(kept, uses, W)]
+
+    moved = accumulate(S)
+    if spec.commits:
+        assert retained is not None and roles.rate is not None
+        written = _commit(state, spec, retained, accumulate(moved) if spec.nesterov else moved, roles.rate)
+    elif retained is not None or roles.retain is None:
         written = [w + s for w, s in zip(retained or W, moved)]
     else:
-        written = [torch.addcmul(s, retain, w) for w, s in zip(W, moved)]
+        written = [torch.addcmul(s, roles.retain, w) for w, s in zip(W, moved)]
     current = W if spec.read == "before" else written
     y = spec.network.forward(query, lambda i, x: torch.matmul(x, current[i]))
     weights = [w.view(shape) for w, shape in zip(written, shapes)]
@@ -141,22 +133,22 @@ def _push(carried: Tensor | None, use: list[tuple[Tensor, Tensor]], weight: Tens
 
 
 def _commit(
-    state: MemoryState, spec: MemorySpec, retained: list[Tensor], moved: list[Tensor], lr: Tensor
+    state: MemoryState, spec: MemorySpec, retained: list[Tensor], moved: list[Tensor], rate: Tensor
 ) -> list[Tensor]:
-    """Muon's weights after the token: decayed, and where the row commits, stepped."""
+    """The weights after the token: decayed, and changed by a commit in rows that commit here."""
     if state.chunk_offset is not None and (state.chunk_offset + 1) % spec.commit:
         return retained
-    rule = spec.update_rule
+    commit = spec.update_rule.commit
     if state.chunk_offset is None:
         due = ((state.position + 1) % spec.commit == 0).repeat_interleave(state.heads)  # G
-        if not torch.compiler.is_compiling():  # of rows at different places few commit at the same token
+        if not torch.compiler.is_compiling():  # of rows at different positions few commit at the same token
             rows = due.nonzero().squeeze(1)
             if not len(rows):
                 return retained
-            steps = [lr[rows] * rule.step(s[rows], spec) for s in moved]
-            return [w.index_add(0, rows, step) for w, step in zip(retained, steps)]
-        lr = lr * due.to(lr.dtype).reshape(-1, 1, 1)
-    return [w + lr * rule.step(s, spec) for w, s in zip(retained, moved)]
+            written = [commit(w[rows], s[rows], rate[rows], spec) for w, s in zip(retained, moved)]
+            return [w.index_copy(0, rows, new) for w, new in zip(retained, written)]
+        rate = rate * due.to(rate.dtype).reshape(-1, 1, 1)
+    return [commit(w, s, rate, spec) for w, s in zip(retained, moved)]
 
 
 def _next_chunk_offset(state: MemoryState, position: Tensor, spec: MemorySpec) -> int | None:

@@ -13,8 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...memory.kv_memory import Pairs
+from ...memory.rules import Roles
 from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState
+from .chunking import ChunkRun, to_tiles, to_window_tokens
+from .coefficients import window_matrix
 from .engine import Engine
 
 
@@ -45,10 +48,10 @@ class Tokens:
     query: Tensor | None  # B T H K, unlifted
     lifted_query: Tensor | None  # B T H F
     raw_key: Tensor  # B c-1+T H K
-    raw_value: Tensor  # B c-1+T H V
+    raw_value: Tensor  # B c-1+T H V, with a threshold behind if the inner loss has one
     lifted_key: Tensor  # B c-1+T H F
     gate: Tensor  # B c-1+T H
-    gates: Gates  # B T H, gate and decay folded away: lag holds decay^j * lag, or None
+    roles: Roles  # B T H; lag holds decay^j * lag, or None
     engine: Engine
     valid: Tensor | None = None  # B T, 1 or 0
     pairs: Opened | None = None  # with features "exp"
@@ -67,17 +70,25 @@ class Tokens:
             window_tokens(self.raw_value),
             window_tokens(self.lifted_key),
             window_tokens(self.gate),
-            self.gates.map(lambda x: x[:, start:stop]),
+            self.roles.map(lambda x: x[:, start:stop]),
             self.engine,
             tokens(self.valid),
             None if self.pairs is None else self.pairs.part(start, c),
         )
 
+    def tiled(self, chunks: ChunkRun, c: int) -> tuple[Roles, Tensor | None, Tensor]:
+        """Roles (N, G, L, ...), valid (N, G, L) and the window matrix of the tokens of a run."""
+        roles, valid = self.roles.map(lambda x: to_tiles(x, chunks)), None
+        if self.valid is not None:
+            valid = self.valid.unsqueeze(-1).expand(*self.valid.shape, self.gate.shape[2])
+            valid = to_tiles(valid.to(self.gate.dtype), chunks)
+        return roles, valid, window_matrix(to_window_tokens(self.gate, chunks, c), roles.lag, chunks.stride, c)
+
 
 def prepare(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, engine: Engine) -> Tokens:
     """Widen the types, prepend the window buffers, lift, and fold decay and lag into one weight per lag."""
     dtype = torch.promote_types(torch.promote_types(k.dtype, v.dtype), state.dtype)
-    k, v = k.to(dtype), v.to(dtype)
+    k, v = k.to(dtype), spec.loss_value(v.to(dtype), gates)
     gate = torch.ones_like(k[..., 0]) if gates.gate is None else gates.gate.to(dtype)
     if spec.window > 1:
         k = torch.cat([state.window_key.to(dtype), k], 1)
@@ -92,15 +103,15 @@ def prepare(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, feature
         raw_value=v,
         lifted_key=k if features is None else features(k),
         gate=gate,
-        gates=fold_lags(gates, spec, dtype),
+        roles=roles_of(gates, spec, dtype),
         engine=engine,
     )
 
 
-def fold_lags(gates: Gates, spec: MemorySpec, dtype: torch.dtype) -> Gates:
-    """Gates in `dtype`, with `lag` standing for decay^j * lag_j and `gate`, `decay` gone."""
-    kept = Gates(lr=gates.lr, momentum=gates.momentum, retain=gates.retain).map(lambda x: x.to(dtype))
-    return dataclasses.replace(kept, lag=gates.lag_weights(spec.window, dtype))
+def roles_of(gates: Gates, spec: MemorySpec, dtype: torch.dtype) -> Roles:
+    """The roles of the gates under the spec's rule, in `dtype`, with decay^j * lag_j as the weight of lag j."""
+    roles = spec.update_rule.roles(gates, spec).map(lambda x: x.to(dtype))
+    return roles.replace(lag=gates.lag_weights(spec.window, dtype))
 
 
 def open_pairs(tokens: Tokens, state: MemoryState, features) -> tuple[Tokens, list[list[Tensor]]]:

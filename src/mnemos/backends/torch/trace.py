@@ -73,7 +73,7 @@ def _surprise(k: Tensor, v: Tensor, gates: Gates, state: MemoryState, spec: Memo
         anchor = [gates.retain[:, 0, :, None, None] * a for a in anchor]
     pairs = None if state.pairs is None else dataclasses.replace(state.pairs, weight=state.pairs.anchor)
     prediction = read(k, dataclasses.replace(state, weights=anchor, pairs=pairs), spec, features)
-    return spec.loss.loss(prediction, v)
+    return spec.loss.loss(prediction, spec.loss_value(v.to(prediction.dtype), gates))
 
 
 @torch.no_grad()

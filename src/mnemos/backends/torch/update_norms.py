@@ -46,14 +46,14 @@ def _norms(k: Tensor, v: Tensor, gates: Gates, state: MemoryState, spec: MemoryS
     tokens = prepare(None, k, v, gates, state, spec, features, Engine())
     value = spec.target(tokens.raw_value, tokens.raw_key)
     key, value, gate = (x.transpose(1, 2).flatten(0, 1) for x in (tokens.lifted_key, value, tokens.gate))  # G E ...
-    folded = tokens.gates.map(lambda x: x.transpose(1, 2).flatten(0, 1))  # G L ...
-    lag = None if folded.lag is None else folded.lag.unsqueeze(0)
+    roles = tokens.roles.map(lambda x: x.transpose(1, 2).flatten(0, 1))  # G L ...
+    lag = None if roles.lag is None else roles.lag.unsqueeze(0)
     window = window_matrix(gate.unsqueeze(0), lag, L, c).squeeze(0)
     window = torch.diag_embed(window) if c == 1 else window  # G L E
 
     anchor = [a.to(key.dtype).flatten(0, 1) for a in state.anchor]
-    if spec.decay_first and folded.retain is not None:  # one token: its error is measured after the decay
-        anchor = [folded.retain[:, :1, None] * a for a in anchor]
+    if spec.decay_first and roles.retain is not None:  # one token: its error is measured after the decay
+        anchor = [roles.retain[:, :1, None] * a for a in anchor]
     S = [s.to(key.dtype).flatten(0, 1) for s in state.momentum]
     gram, cross, squared = key.new_zeros(len(key), key.shape[1], key.shape[1]), torch.zeros_like(gate), 0.0
     if state.pairs is None:
@@ -72,12 +72,11 @@ def _norms(k: Tensor, v: Tensor, gates: Gates, state: MemoryState, spec: MemoryS
         cross = cross + sum(((a @ s) * d).sum(-1) for a, d in use)
         squared = squared + s.square().sum((-2, -1))
     gradient = _quadratic(window, gram)
-    weighed = spec.update_rule.commits and spec.lr_position == "outside"
-    strength = window if weighed else folded.lr.unsqueeze(-1) * window
-    if folded.momentum is None:
+    strength = window if roles.strength is None else roles.strength.unsqueeze(-1) * window
+    if roles.momentum is None:
         momentum = _quadratic(strength, gram)
     else:
-        P = decay_products(F.pad(folded.momentum, (1, 0), value=1.0))
+        P = decay_products(F.pad(roles.momentum, (1, 0), value=1.0))
         n, m = P[..., 1:, 1:] @ strength, P[..., 1:, 0]  # G L E, G L
         start = squared if isinstance(squared, float) else squared.unsqueeze(-1)
         momentum = m * m * start - 2 * m * (n @ cross.unsqueeze(-1)).squeeze(-1) + _quadratic(n, gram)

@@ -1,4 +1,4 @@
-"""Rows that are not alike: masks, packed documents, and states whose rows stand at different places of the chunk grid.
+"""Batch rows of different lengths or positions: masks, packed documents, states at different places of the chunk grid.
 
 Every row's valid tokens are moved onto its own chunk grid, so that one uniform run serves all; slots without a token
 are skipped by the `valid` factor of the rules. R rows of the state, P slots.
@@ -11,6 +11,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from ...memory.rules import Roles
 from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState
 from .tokens import close_pairs, open_pairs, prepare
@@ -19,7 +20,7 @@ from .tokens import close_pairs, open_pairs, prepare
 def scan_varlen(
     run_grid, q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask, cu_seqlens, engine
 ):
-    """`scan` for rows of their own length and place. See there."""
+    """`scan` for batch rows of different lengths and positions."""
     rows = _sources(k.shape[0], k.shape[1], mask, cu_seqlens)
     flat = k.shape[0] * k.shape[1]
     out_dtype = v.dtype
@@ -31,7 +32,7 @@ def scan_varlen(
     shape, gates = gates.lr.shape[:2], gates.map(pick)
     y = None if q is None else torch.zeros(flat, *v.shape[1:], dtype=out_dtype, device=v.device)
     parts: list[tuple[list[int], MemoryState]] = []
-    for members in _alike(rows):
+    for members in _by_length(rows):
         sub = state if len(members) == len(rows) else state.select(members)
         y_part, final = _run_rows(run_grid, q, k, v, gates, sub, spec, features, [rows[r] for r in members], engine)
         parts.append((members, final))
@@ -54,7 +55,7 @@ def _sources(B: int, T: int, mask: Tensor | None, cu_seqlens: Tensor | None) -> 
     return [valid[0, lo:hi].nonzero().squeeze(-1) + lo for lo, hi in zip(bounds, bounds[1:])]
 
 
-def _alike(rows: list[Tensor]) -> list[list[int]]:
+def _by_length(rows: list[Tensor]) -> list[list[int]]:
     """Rows grouped by length to a factor of two, so that padding at most doubles the work."""
     groups: dict[int, list[int]] = {}
     for r, source in enumerate(rows):
@@ -104,6 +105,7 @@ def _run_rows(
             else gather(gates.gate),
             decay=gates.decay,
             lag=gather(gates.lag),
+            threshold=gather(gates.threshold),
         ),
         state,
         spec,
@@ -122,7 +124,7 @@ def _run_rows(
         return torch.where(inside, taken, torch.full((), missing, dtype=x.dtype, device=device))
 
     wide = slots + c - 1
-    timed = compact.gates
+    roles = compact.roles
     tokens = dataclasses.replace(
         compact,
         query=shift(compact.query, slots),
@@ -131,11 +133,12 @@ def _run_rows(
         raw_value=shift(compact.raw_value, wide),
         lifted_key=shift(compact.lifted_key, wide),
         gate=shift(compact.gate, wide),
-        gates=Gates(
-            lr=shift(timed.lr, slots),  # ty: ignore[invalid-argument-type]
-            momentum=_ones_where_absent(shift(timed.momentum, slots, 1.0), spec, slots, timed.lr),
-            retain=shift(timed.retain, slots, 1.0),
-            lag=shift(timed.lag, slots),
+        roles=Roles(
+            strength=shift(roles.strength, slots),
+            momentum=_ones_where_absent(shift(roles.momentum, slots, 1.0), spec, slots, compact.gate),
+            retain=shift(roles.retain, slots, 1.0),
+            rate=shift(roles.rate, slots),
+            lag=shift(roles.lag, slots),
         ),
         valid=shift(present, slots, False),
     )
@@ -164,21 +167,22 @@ def _run_rows(
     return y, final
 
 
-def _ones_where_absent(momentum: Tensor | None, spec: MemorySpec, slots: int, lr: Tensor) -> Tensor | None:
-    """Without momentum a skipped token must still carry S on: then momentum is 0 at tokens, 1 at skipped slots."""
+def _ones_where_absent(momentum: Tensor | None, spec: MemorySpec, slots: int, like: Tensor) -> Tensor | None:
+    """Without momentum a skipped token must still keep S: then momentum is 0 at tokens, 1 at skipped slots. like: (R, ..., H)."""
     if momentum is None and spec.momentum:
-        return lr.new_zeros(lr.shape[0], slots, lr.shape[2])
+        return like.new_zeros(like.shape[0], slots, like.shape[2])
     return momentum
 
 
 def _skip(tokens):
-    """Gate values of the slots without a token; the rules' `valid` factor does the rest."""
-    absent = ~tokens.valid.unsqueeze(-1)
-    gates = tokens.gates
-    one = torch.ones((), dtype=gates.lr.dtype, device=gates.lr.device)
-    momentum = None if gates.momentum is None else torch.where(absent, one, gates.momentum)
-    retain = None if gates.retain is None else torch.where(absent, one, gates.retain)
-    return dataclasses.replace(tokens, gates=dataclasses.replace(gates, momentum=momentum, retain=retain))
+    """Slots without a token keep S and W and commit nothing; the `valid` factor of the coefficients does the rest."""
+    absent, roles = ~tokens.valid.unsqueeze(-1), tokens.roles
+
+    def filled(gate: Tensor | None, value: float) -> Tensor | None:
+        return None if gate is None else gate.masked_fill(absent, value)
+
+    kept = {"momentum": filled(roles.momentum, 1.0), "retain": filled(roles.retain, 1.0)}
+    return dataclasses.replace(tokens, roles=roles.replace(**kept, rate=filled(roles.rate, 0.0)))
 
 
 def _run_segments(run_grid, tokens, W, S, A, spec: MemorySpec, offsets, counts, slots: int):
