@@ -1,4 +1,4 @@
-"""What benchmarks/capacity.py claims, in float64 and small."""
+"""Claims of benchmarks/capacity.py, in float64 and small; and a smoke test of benchmarks/compare.py."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib
 import itertools
 import json
 import math
+import shutil
 import sys
 from pathlib import Path
 
@@ -14,15 +15,31 @@ import torch
 
 from mnemos.memory import make_features
 
+REPOSITORY = Path(__file__).resolve().parents[1]
+needs_git = pytest.mark.skipif(
+    shutil.which("git") is None or not (REPOSITORY / ".git").exists(), reason="needs a clone of the repository"
+)
+
 
 @pytest.fixture(scope="module")
-def capacity():
-    folder = str(Path(__file__).resolve().parents[1] / "benchmarks")
+def benchmark():
+    """Imports a benchmark by name."""
+    folder = str(REPOSITORY / "benchmarks")
     sys.path.insert(0, folder)
     try:
-        yield importlib.import_module("capacity")
+        yield importlib.import_module
     finally:
         sys.path.remove(folder)
+
+
+@pytest.fixture(scope="module")
+def capacity(benchmark):
+    return benchmark("capacity")
+
+
+@pytest.fixture(scope="module")
+def compare(benchmark):
+    return benchmark("compare")
 
 
 @pytest.fixture(autouse=True)
@@ -121,3 +138,46 @@ def test_tables_and_numbers_of_a_small_run_can_be_printed_and_saved(capacity, mo
 def test_every_combination_of_structure_rule_and_window_is_measured(capacity):
     found = {(spec.structure, spec.rule, spec.window) for spec in capacity.STRUCTURES.values()}
     assert found == set(itertools.product(("linear", "mlp"), ("gd", "muon"), (1, 16)))
+
+
+@needs_git
+def test_compare_measures_the_working_tree_and_a_commit_in_turn(compare, tmp_path, monkeypatch, capsys):
+    file = tmp_path / "found.json"
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    compare.main(["HEAD", "--only", "decode", "--presets", "swa", "--rounds", "1", "--json", str(file)])
+    assert str(tmp_path) not in compare.git("worktree", "list")
+    printed, found = capsys.readouterr().out, json.loads(file.read_text())
+    assert "| decode swa |" in printed and "geometric mean" in printed and "smallest" in printed
+    case = found["cases"]["decode swa"]
+    assert case["interval"][0] <= case["speedup"] <= case["interval"][1]
+    assert len(case["wall_seconds"]["old"]) == len(case["wall_seconds"]["new"]) == compare.PAIRS_PER_ROUND["decode"]
+    assert found["summary"]["smallest"] == case["speedup"] == pytest.approx(found["summary"]["geometric_mean"])
+
+
+def test_compare_bootstraps_the_speedup_of_each_case_and_of_all(compare):
+    def case(old: float, new: float) -> dict:
+        return {"speedup": old / new, "wall_seconds": {"old": [old] * 9, "new": [new] * 9}}
+
+    total = compare.summary({"a": case(2.0, 1.0), "b": case(1.0, 2.0), "c": {"error": "unknown preset"}})
+    assert total["geometric_mean"] == pytest.approx(1) and total["interval"] == pytest.approx((1, 1))
+    assert (total["smallest"], total["smallest_case"]) == (0.5, "b")
+    low, high = compare.interval(compare.bootstrap([1.0, 1.1, 1.2, 1.3, 1.4] * 4))
+    assert 1.0 <= low < 1.2 < high <= 1.4
+
+
+def test_compare_chooses_cases_by_kind_preset_and_backend(compare, benchmark):
+    assert len(compare.cases(list(compare.KINDS), None, "auto")) == 6 + 2 + 5
+    assert list(compare.cases(["decode"], ["titans-mac"], "auto")) == ["decode titans-mac"]
+    assert all(case["backend"] == "torch" for case in compare.cases(["layer"], None, "torch").values())
+    assert [row[:6] for row in benchmark("speed").PEER_ROWS] == list(compare.LAYERS)
+
+
+@needs_git
+@pytest.mark.parametrize(
+    "arguments, words",
+    [([], "BASE is missing"), (["no-such-commit"], "is not a commit"), (["HEAD", "--rounds", "0"], "at least 1")],
+)
+def test_compare_explains_bad_arguments(compare, arguments, words, capsys):
+    with pytest.raises(SystemExit):
+        compare.main(arguments)
+    assert words in capsys.readouterr().err

@@ -103,10 +103,12 @@ class MnemosConfig(PreTrainedConfig):
         for name in ("memory", "qk_projection"):
             if not isinstance(getattr(self, name), dict | None):
                 raise ValueError(f"{name}={getattr(self, name)!r:.60} must be a dict of choices, or None")
-        memory = dict(self.memory or {})
-        for name in [key for key in kwargs if key.startswith("memory_")]:
-            memory[name.removeprefix("memory_")] = kwargs.pop(name)
-        memory = current_names("MnemosConfig", memory, old_names(NeuralMemoryConfig), "memory_")
+        keywords = {
+            name.removeprefix("memory_"): kwargs.pop(name) for name in list(kwargs) if name.startswith("memory_")
+        }
+        renamed = old_names(NeuralMemoryConfig)
+        memory = current_names("MnemosConfig.memory", self.memory or {}, renamed)
+        memory |= current_names("MnemosConfig", keywords, renamed, "memory_")
         refuse_unknown(
             "MnemosConfig",
             (key for key in kwargs if key not in TRANSFORMERS_KEYWORDS),

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from ..choices import unknown
+from ..deprecation import current_names, old_names
 from ..memory import NeuralMemoryConfig
 from ..memory.features import FEATURES
 from ..memory.rules import RULES
-from .config import FIELDS, MEMORY_FIELDS, MnemosConfig
+from .config import FIELDS, MEMORY_FIELDS, OLD_KEYWORDS, MnemosConfig
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,7 @@ def config(name: str, size: str = "nano", **overrides) -> MnemosConfig:
     3
     """
     preset, shape = _known("preset", name, PRESETS), _known("size", size, SIZES)
-    unknown = sorted(set(overrides) - set(OVERRIDES))
+    unknown = sorted(set(overrides) - set(OVERRIDES) - set(OLD_KEYWORDS))
     if unknown:
         close = [match for field in unknown for match in difflib.get_close_matches(field, OVERRIDES, 3)]
         hint = f"; did you mean {', '.join(close)}?" if close else f"; there are {', '.join(OVERRIDES)}"
@@ -228,6 +229,7 @@ def config(name: str, size: str = "nano", **overrides) -> MnemosConfig:
             f"memory={overrides['memory']!r:.40} must hold names and values: memory={{depth: 3}}, or memory_depth=3"
         )
     memory = {} if preset.memory is None else {"heads": shape.heads} | preset.memory
+    chosen = current_names("memory", overrides.pop("memory", None) or {}, old_names(NeuralMemoryConfig))
     fields: dict[str, Any] = {
         "layers": preset.block,
         "vocab_size": shape.vocab_size,
@@ -237,7 +239,7 @@ def config(name: str, size: str = "nano", **overrides) -> MnemosConfig:
         "attention_window": shape.window,
         "segment_length": shape.window,
         **(preset.model or {}),
-        "memory": memory | (overrides.pop("memory", None) or {}),
+        "memory": memory | chosen,
     }
     return MnemosConfig(**fields | overrides)
 

@@ -15,7 +15,7 @@ from ..atomic_io import write_text
 from ..data import DataConfig
 from ..deprecation import renamed_fields
 from ..parsing import parse_yaml
-from .config_io import build, check_choices, plain, whole
+from .config_io import build, check_choices, plain, under_new_names, whole
 from .telemetry import check_trackers
 
 LEAST = {  # integers, and the smallest value of each
@@ -351,5 +351,6 @@ def merge(config: TrainConfig, fields: dict[str, Any]) -> TrainConfig:
             return old | {key: over(old.get(key), value) for key, value in new.items()}
         return new
 
+    fields = under_new_names(TrainConfig, fields)
     replaced = {other: None for name, other in EXCLUSIVE_LENGTHS.items() if fields.get(name) is not None}
     return TrainConfig.from_dict(over(config.to_dict(), replaced | fields))

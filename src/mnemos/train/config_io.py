@@ -30,6 +30,19 @@ def plain(value: Any) -> Any:
     return [plain(x) for x in value] if isinstance(value, tuple | list) else value
 
 
+def under_new_names(cls, fields: Any, where: str = "") -> Any:
+    """Nested dictionaries of a dataclass with old names of fields replaced by the new ones."""
+    if not isinstance(fields, dict):
+        return fields
+    fields, hints = current_names("a config", fields, old_names(cls), where), typing.get_type_hints(cls)
+    return {
+        name: under_new_names(hints[name], value, f"{where}{name}.")
+        if dataclasses.is_dataclass(hints.get(name))
+        else value
+        for name, value in fields.items()
+    }
+
+
 def build(cls, fields: Any, where: str):
     """A dataclass, nested ones included, from a dictionary; lists become tuples if the field is a tuple."""
     if not isinstance(fields, dict):
