@@ -29,7 +29,7 @@ from harness import machine, table
 from mnemos.eval.capacity import (
     DOUBLINGS,
     EXACT,
-    LIMIT,
+    LEAST_SQUARES,
     candidates,
     directions,
     feature_point,
@@ -80,7 +80,7 @@ def feature_curves(quick: bool) -> dict[str, dict]:
         point = functools.cache(functools.partial(feature_point, spec, seeds=seeds))
         result[name] = {
             "rank": rank,
-            "largest": {x: largest_exact(point, spec.lifted_dim, x) for x in (*DOUBLINGS, LIMIT)},
+            "largest": {x: largest_exact(point, spec.lifted_dim, x) for x in (*DOUBLINGS, LEAST_SQUARES)},
             "points": {n: point(n) for n in curve_sizes(rank, most, points)},
         }
     return result
@@ -142,9 +142,9 @@ def _bounded(row: dict, name: str) -> str:
 
 
 def largest_table(curves: dict[str, dict]) -> str:
-    header = [f"linear, d = {DIM}, anchor token", "rank, unit keys", *DOUBLINGS, LIMIT]
+    header = [f"linear, d = {DIM}, anchor token", "rank, unit keys", *DOUBLINGS, LEAST_SQUARES]
     rows = [
-        [name, str(curve["rank"]), *(str(curve["largest"][x]) for x in (*DOUBLINGS, LIMIT))]
+        [name, str(curve["rank"]), *(str(curve["largest"][x]) for x in (*DOUBLINGS, LEAST_SQUARES))]
         for name, curve in curves.items()
     ]
     return table(header, rows)

@@ -18,7 +18,7 @@ import torch
 from harness import machine, median, table
 from mnemos.data import Data, DataConfig, embedded, open_data, train_bpe
 from mnemos.data.build import encode_part
-from mnemos.data.readers import Rules
+from mnemos.data.readers import ReadRules
 from mnemos.data.sharding import Item
 from mnemos.data.tokenizer import ByteTokenizer, Tokenizer
 
@@ -117,7 +117,7 @@ def tokenising(path: Path, folder: Path, runs: int) -> str:
         taken, report = [], {}
         for _ in range(runs):
             start = time.perf_counter()
-            report = encode_part([Item("jsonl", str(path))], 0, folder, tokenizer, Rules())["report"]
+            report = encode_part([Item("jsonl", str(path))], 0, folder, tokenizer, ReadRules())["report"]
             taken.append(time.perf_counter() - start)
         spread = f"{min(taken):.2f}–{max(taken):.2f} s"
         best = median(taken)

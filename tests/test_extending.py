@@ -19,7 +19,7 @@ from mnemos.models import MnemosForCausalLM, presets
 
 SRC = str(Path(mnemos.__file__).parents[1])
 MAIN = "import sys; from mnemos.cli import main; sys.exit(main())"  # what the `mnemos` script holds
-SMALL_PARTS = "from mnemos.data import build, sharding; sharding.PART_BYTES, build.WORTH_PROCESSES = 300, 0; "
+SMALL_PARTS = "from mnemos.data import build, sharding; sharding.PART_BYTES, build.MIN_BYTES_FOR_PROCESSES = 300, 0; "
 COMMAND = '''
 from mnemos.cli import register_command
 
@@ -322,6 +322,18 @@ def test_a_trainer_refuses_an_unknown_tracker_before_it_reads_data(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_an_unknown_tracker_is_refused_when_a_config_is_read(tmp_path):
+    from mnemos.train import TrainConfig, WatchConfig
+    from mnemos.train.records import list_runs
+
+    path = tmp_path / "runs" / "a" / "config.yaml"
+    path.parent.mkdir(parents=True)
+    TrainConfig(watch=WatchConfig(trackers=("wanddb",))).save(path)
+    with pytest.raises(ValueError, match=r"tracker 'wanddb' is unknown; did you mean wandb.*--import MODULE"):
+        TrainConfig.load(path)
+    assert [run.config.watch.trackers for run in list_runs(tmp_path / "runs")] == [("wanddb",)]
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
@@ -464,6 +476,26 @@ def test_a_model_that_needs_a_module_names_it(mnemos_in, library, trained):
     assert "structure='highway' is not registered" in done.stderr
     assert "use --import my_parts, or in Python: import my_parts" in done.stderr
     done = mnemos_in("generate", folder, "--max-tokens", "2", "--import", "my_parts", path=library)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_resumed_run_that_needs_a_module_names_it(mnemos_in, library):
+    (mnemos_in.folder / "text.txt").write_text("so it goes, on and on\n" * 200)
+    small = (
+        "hidden_size=16",
+        "num_hidden_layers=1",
+        "memory_heads=2",
+        "memory_chunk_size=4",
+        "memory_structure=highway",
+    )
+    words = ("--preset", "titans-lmm", "--data", "text.txt", "--model.set", *small)
+    done = mnemos_in("train", *TRAIN, *words, "--import", "my_parts", path=library)
+    assert done.returncode == 0, done.stderr
+    resume = ("train", "--resume", "runs/a", "--steps", "4")
+    done = mnemos_in(*resume, path=library)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "structure='highway' is not registered" in done.stderr and "--import my_parts" in done.stderr
+    done = mnemos_in(*resume, "--import", "my_parts", path=library)
     assert done.returncode == 0, done.stderr
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from mnemos.models import MnemosConfig, presets
 from mnemos.train.config import OptimConfig
-from mnemos.trials import Course
+from mnemos.trials import TrialConfig
 
 
 def config_of(cell: dict[str, Any], **more: Any) -> MnemosConfig:
@@ -24,10 +24,12 @@ def config_of(cell: dict[str, Any], **more: Any) -> MnemosConfig:
         return presets.config(overrides.pop("preset"), "nano", **overrides)
 
 
-def course_of(cell: dict[str, Any], batch: Callable) -> Course:
+def trial_config(cell: dict[str, Any], batch: Callable) -> TrialConfig:
     """A cell's steps and rate. cell["model"]["start_lr"]: how fast hidden maps of a memory's start learn, if not as by default.
 
-    >>> course_of({"steps": 9, "lr": 0.01, "model": {"start_lr": 1}}, len).w0_lr_scale
+    >>> trial_config({"steps": 9, "lr": 0.01, "model": {"start_lr": 1}}, len).w0_lr_scale
     1
     """
-    return Course(cell["steps"], cell["lr"], batch, w0_lr_scale=cell["model"].get("start_lr", OptimConfig.w0_lr_scale))
+    return TrialConfig(
+        cell["steps"], cell["lr"], batch, w0_lr_scale=cell["model"].get("start_lr", OptimConfig.w0_lr_scale)
+    )

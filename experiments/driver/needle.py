@@ -18,7 +18,7 @@ from mnemos.models import MnemosForCausalLM
 from mnemos.trials import train
 from mnemos.trials.text import corpus
 
-from .models import config_of, course_of
+from .models import config_of, trial_config
 
 NEAR = 8  # tokens of text between facts and questions, at most, while the task is new
 BEGIN, END = 0.15, 0.4  # shares of the steps between which the distance grows, by the same factor at each
@@ -48,7 +48,7 @@ def run(cell: dict[str, Any]) -> dict[str, Any]:
 
     torch.manual_seed(seed)
     model = MnemosForCausalLM(config_of(cell, vocab_size=VOCABULARY))
-    found = train(model, course_of(cell, batch))
+    found = train(model, trial_config(cell, batch))
     distances = [x for x in cell["distances"] if x <= cell.get("longest", x)]
     readings = recall_by_distance(model, held_out, distances, cell["examples"], cell["pairs"], seed=10_000)
     for asked, _ in readings:

@@ -19,7 +19,7 @@ from mnemos.models import MnemosForCausalLM
 from mnemos.trials import train
 from mnemos.trials.text import TEST_SEED
 
-from .models import config_of, course_of
+from .models import config_of, trial_config
 
 LEAST = (2, 16)  # pairs and tokens of the shortest examples
 UNTIL = ((0.1, 8), (0.2, 4), (0.4, 2))  # until this share of a training: examples so many times smaller
@@ -61,7 +61,7 @@ def run(cell: dict[str, Any]) -> dict[str, Any]:
 
     torch.manual_seed(seed)
     model = MnemosForCausalLM(config_of(cell, vocab_size=vocab))
-    trained = train(model, course_of(cell, batch))
+    trained = train(model, trial_config(cell, batch))
     asked = {"accuracy": (cell["pairs"], cell["length"])}
     asked |= {f"accuracy@{pairs}x{length}": (pairs, length) for pairs, length in cell.get("also", [])}
     found = {}

@@ -20,7 +20,7 @@ from mnemos.models import MnemosForCausalLM
 from mnemos.trials import train
 from mnemos.trials.text import TEST_SEED, corpus
 
-from .models import config_of, course_of
+from .models import config_of, trial_config
 from .needle import longest
 
 WORDS = tuple(dict.fromkeys((*WALKERS, *PLACES, *" ".join(WALKS).split(), "the", ".", "Where", "is", "?")))
@@ -107,7 +107,7 @@ def run(cell: dict[str, Any]) -> dict[str, Any]:
 
     torch.manual_seed(seed)
     model = MnemosForCausalLM(config_of(cell, vocab_size=VOCABULARY))
-    found = train(model, course_of(cell, batch))
+    found = train(model, trial_config(cell, batch))
     for length in (x for x in cell["lengths"] if x <= cell.get("longest", x)):
         rows = [tell(held_out, length, TEST_SEED, i) for i in range(cell["examples"])]
         found[f"accuracy@{length}"] = accuracy(model, torch.from_numpy(np.stack(rows)))

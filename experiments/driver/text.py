@@ -13,12 +13,12 @@ from mnemos.eval.freeze_memory import frozen_memory, has_memory
 from mnemos.memory.validation import NotFiniteError
 from mnemos.models import MnemosForCausalLM
 from mnemos.train.config import ScheduleConfig
-from mnemos.train.hooks import GateWatch, gates, memories, set_chunk_size, silent_memory
+from mnemos.train.hooks import GateWatch, gates, memories, memory_off, set_chunk_size
 from mnemos.train.schedules import chunk_size
 from mnemos.trials import train
 from mnemos.trials.text import TEST_SEED, bits, corpus, rows
 
-from .models import config_of, course_of
+from .models import config_of, trial_config
 
 
 def run(cell: dict[str, Any]) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def run(cell: dict[str, Any]) -> dict[str, Any]:
         ids = rows(learn, count, T, (seed + 1) * steps + step)
         return ids, ids
 
-    found = train(model, course_of(cell, batch))
+    found = train(model, trial_config(cell, batch))
     test = rows(held_out, cell["examples"], T, TEST_SEED)
     found["bits"] = bits(model, test)
     if cell.get("routing"):
@@ -72,7 +72,7 @@ def routing(model: MnemosForCausalLM, ids: Tensor) -> dict[str, float]:
         with frozen_memory(model):
             found["beyond_unwritten"] = bits(model, ids, window)
     if memories(model):
-        with silent_memory(model):
+        with memory_off(model):
             found["beyond_without"] = bits(model, ids, window)
     if gates(model):
         watch = GateWatch(model)

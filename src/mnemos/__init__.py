@@ -1,7 +1,7 @@
 """Mnemos: sequence models whose memory learns at test time.
 
-The engine and the layer live in `mnemos.memory`, which needs torch and safetensors alone; `mnemos.models` needs transformers too,
-and is registered with its `AutoModelForCausalLM` wherever both are imported.
+`mnemos.memory` holds the engine and the layer, and needs only torch and safetensors. `mnemos.models` also needs transformers, and
+registers the models with `AutoModelForCausalLM` when both packages are imported.
 """
 
 from ._registration import register_models

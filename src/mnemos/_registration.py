@@ -1,4 +1,4 @@
-"""Makes the models known to transformers as soon as transformers is imported, and costs nothing where it never is."""
+"""Registers the models with transformers when transformers is imported, and not before."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 
 
 def register_models() -> None:
-    """Now, if transformers is there already; else right behind its import."""
+    """Register now if transformers is imported already, else right after its import."""
     if "transformers" in sys.modules:
         _register()
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
@@ -18,12 +18,12 @@ def register_models() -> None:
 
 
 def _register() -> None:
-    with contextlib.suppress(ImportError):  # a transformers too old for the models is no reason to fail its import
+    with contextlib.suppress(ImportError):  # importing a transformers that is too old for the models must not fail
         importlib.import_module("mnemos.models")
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds transformers where it is, and has its loader call us once it is loaded."""
+    """Finds transformers, and wraps its loader so that the models are registered once it is loaded."""
 
     def find_spec(self, fullname, path=None, target=None):
         if fullname != "transformers":

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all: what every folder that writes one uses."""
+"""Atomic file writes: a file is complete or absent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 @contextlib.contextmanager
 def whole_file(path: str | os.PathLike) -> Generator[BinaryIO, None, None]:
-    """A file to write into that gets its name only when the block ends well: synced, then renamed.
+    """Open a temporary file for writing; it is synced and renamed to `path` when the block ends without an error.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -24,7 +24,7 @@ def whole_file(path: str | os.PathLike) -> Generator[BinaryIO, None, None]:
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:16]}.part")
-    file = open(temporary, "xb")  # noqa: SIM115 — not mkstemp, which gives the file to its owner alone
+    file = open(temporary, "xb")  # noqa: SIM115 — not mkstemp, whose files only their owner can read
     try:
         with file:
             yield file
@@ -38,20 +38,20 @@ def whole_file(path: str | os.PathLike) -> Generator[BinaryIO, None, None]:
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:
-    """A text in UTF-8."""
+    """Write a text in UTF-8, atomically."""
     with whole_file(path) as file:
         file.write(text.encode())
 
 
 def check_not_foreign(folder: str | os.PathLike, names: Iterable[str], writer: str) -> None:
-    """Refuse a folder that holds one of the files that `writer` is about to write, and that it did not write itself."""
+    """Raise a ValueError if a folder already holds one of the files `names`, which `writer` did not write and would overwrite."""
     for name in names:
         if os.path.lexists(os.path.join(folder, name)):
             raise ValueError(f"{os.path.join(folder, name)} was not written by {writer}: choose another output folder")
 
 
 def part_of(name: str) -> str | None:
-    """The name that a temporary file of `whole_file` was to get; None for any other file.
+    """The final name of a temporary file of `whole_file`; None for any other file.
 
     >>> part_of(".a.json.0123456789abcdef.part"), part_of("a.part")
     ('a.json', None)
@@ -61,9 +61,9 @@ def part_of(name: str) -> str | None:
 
 
 def remove_parts(folder: str | os.PathLike, names: Container[str] | None = None) -> None:
-    """Remove what `whole_file` left in a folder when its process was killed; names: only of these files.
+    """Remove the temporary files that `whole_file` left in a folder when its process was killed.
 
-    Call it where no other process may be writing.
+    names: final names of the files to remove (None: all). Call it only if no other process writes to the folder.
     """
     folder = Path(folder)
     with contextlib.suppress(OSError):

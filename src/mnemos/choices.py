@@ -1,15 +1,15 @@
-"""Sentences about names that do not exist: the nearest one that does, or all of them."""
+"""Error messages for unknown names, with the nearest valid name and the list of all."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-CUTOFF = 0.7  # of difflib's ratio: qa6 is not near qa5
+CUTOFF = 0.7  # of difflib's ratio; above the similarity of qa5 and qa6
 
 
 def nearest(name: object, known: Iterable[object]) -> str | None:
-    """The known name most like `name`, upper and lower case alike; None where none is.
+    """The known name most similar to `name`, ignoring case; None if none is similar.
 
     >>> nearest("titan-mag", ["titans-mag", "atlas"]), nearest("gpt", ["titans-mag", "atlas"])
     ('titans-mag', None)
@@ -20,7 +20,7 @@ def nearest(name: object, known: Iterable[object]) -> str | None:
 
 
 def unknown(what: str, name: object, known: Iterable[object]) -> ValueError:
-    """The error for a name that is not among those known; `what` is a noun, or `argument=`.
+    """A ValueError for an unknown name. what: a noun, or `argument=`.
 
     >>> str(unknown("size", "nanoo", ["nano", "micro"]))
     "size 'nanoo' is unknown; did you mean nano? Choose one of nano, micro"

@@ -1,4 +1,4 @@
-"""Other implementations' names for our models: see `mnemos.models.compat`."""
+"""Models under the names of other implementations: see `mnemos.models.compat`."""
 
 from .models.compat.configs import (
     AtlasConfig,

@@ -1,4 +1,4 @@
-"""Python processes of our own: they look for modules where this process does, and never in the working folder before that."""
+"""Command lines of Python subprocesses with the module search path of this process."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 def command(module: str) -> list[str]:
-    """The command that calls `module.main()` in a process of its own.
+    """The command that calls `module.main()` in a subprocess.
 
-    `python -m` and `python -c` put the working folder first on the path, so that a numpy.py in it would run. Here the path is this
-    process's path, set before anything is imported. (Python's own switch for this, -P, is younger than 3.10.)
+    `python -m` and `python -c` put the working folder first on the path, so a numpy.py in it would run. This command sets the path of
+    this process instead, before anything is imported. (Python's own switch for this, -P, needs Python 3.11.)
 
     >>> command("mnemos.data.processes")[-1].endswith("from mnemos.data.processes import main; main()")
     True

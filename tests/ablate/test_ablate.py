@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mnemos.ablate import ABLATIONS, TASKS, Settings, applicable, run, student_t, summary
+from mnemos.ablate import ABLATIONS, TASKS, AblationSettings, applicable, run, student_t, summary
 from mnemos.ablate import runner as runner_module
 from mnemos.ablate.cell import model_config, run_cell
 from mnemos.ablate.grid import FULL
@@ -22,7 +22,9 @@ from mnemos.cli import main
 from mnemos.models import MnemosForCausalLM, presets
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "memory_heads": 1, "memory_key_dim": 4, "memory_chunk_size": 8}
-TINY = Settings(preset="atlas", overrides=SMALL, length=16, pairs=2, vocab_size=16, steps=2, batch_size=2, examples=4)
+TINY = AblationSettings(
+    preset="atlas", overrides=SMALL, length=16, pairs=2, vocab_size=16, steps=2, batch_size=2, examples=4
+)
 
 
 def names(model) -> set[str]:
@@ -147,7 +149,7 @@ def test_a_folder_of_other_settings_is_refused_by_name(tmp_path, monkeypatch):
     monkeypatch.setattr(runner_module, "_run_cells", lambda *a: a[4].extend([{"ablation": "full", "seed": 0}]))
     run(TINY, tmp_path, [], seeds=1)
     with pytest.raises(ValueError, match=r"holds an ablation with steps=2 \(now 3\); choose another folder"):
-        run(Settings(**vars(TINY) | {"steps": 3}), tmp_path, [], seeds=1)
+        run(AblationSettings(**vars(TINY) | {"steps": 3}), tmp_path, [], seeds=1)
 
 
 def test_bad_settings_are_sentences_before_anything_runs(tmp_path):
@@ -159,7 +161,7 @@ def test_bad_settings_are_sentences_before_anything_runs(tmp_path):
         ({"preset": "atls"}, "preset 'atls' is unknown"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            run(Settings(**vars(TINY) | change), tmp_path / "none")
+            run(AblationSettings(**vars(TINY) | change), tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 

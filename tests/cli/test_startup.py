@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import signal
 import subprocess
 import sys
 
@@ -25,6 +26,19 @@ except SystemExit as end:
 print(json.dumps([status, sorted(sys.modules)]))
 """
 
+WAIT = """
+import signal, time
+from mnemos.cli import register_command
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell inherit one that ignores it
+
+@register_command("wait")
+def wait() -> None:
+    'Wait for a signal.'
+    print("waiting", flush=True)
+    time.sleep(60)
+"""
+
 
 def run(*arguments: str, cwd=None) -> tuple[str, int, set[str]]:
     """What was printed, the exit status, and the modules that were imported."""
@@ -33,6 +47,17 @@ def run(*arguments: str, cwd=None) -> tuple[str, int, set[str]]:
     *printed, last = done.stdout.splitlines()
     status, modules = json.loads(last)
     return "\n".join(printed), status, set(modules)
+
+
+def test_an_interrupt_is_one_line_and_exit_status_130(tmp_path):
+    (tmp_path / "parts.py").write_text(WAIT)
+    command = [sys.executable, "-m", "mnemos", "wait", "--import", "./parts.py"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    with process:
+        assert process.stdout is not None and process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30)[1] == "mnemos: interrupted\n"
+    assert process.returncode == 130
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["presets"], ["presets", "--size", "nano"]])

@@ -93,10 +93,10 @@ def test_a_run_can_go_on_with_other_processes_and_another_batch_size(tmp_path, c
 def test_a_state_of_other_data_is_refused(tmp_path, corpus, change):
     state = opened(tmp_path, *corpus).train.state_dict()
     with pytest.raises(
-        ValueError, match=f"cannot go on from this state, which was made with another .*{next(iter(change))}"
+        ValueError, match=f"cannot be resumed from this state, which was saved with another .*{next(iter(change))}"
     ):
         opened(tmp_path, *corpus, **change).train.load_state_dict(state)
-    with pytest.raises(ValueError, match="made with another text"):
+    with pytest.raises(ValueError, match="saved with another text"):
         opened(tmp_path, corpus[0].split(":")[0]).train.load_state_dict(state)
 
 

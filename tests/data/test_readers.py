@@ -12,16 +12,16 @@ import pytest
 from corpora import prose
 
 from mnemos.data import readers
-from mnemos.data.readers import Rules, read
-from mnemos.data.report import Report
+from mnemos.data.readers import ReadRules, read
+from mnemos.data.report import ReadReport
 from mnemos.data.sharding import Item, items_of, kind_of, parts_of
 
 
 def documents(path, report=None, items=None, **rules) -> list[str]:
     found, pieces = [], []
-    report = report if report is not None else Report()
+    report = report if report is not None else ReadReport()
     for item in items or items_of(path, kind_of(path) or "text"):
-        for piece in read(item, Rules(**rules), report):
+        for piece in read(item, ReadRules(**rules), report):
             pieces.append(piece.text)
             if piece.last:
                 found.append("".join(pieces))
@@ -75,10 +75,10 @@ def test_another_column_is_read_where_it_is_named(tmp_path):
 
 
 def test_pieces_of_a_long_file_are_the_file_and_cut_no_word(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "BLOCK", 1000)
+    monkeypatch.setattr(readers, "BLOCK_BYTES", 1000)
     text = prose(10_000).replace("the", "thé").replace(". ", ".\n\n  ")
     (tmp_path / "a.txt").write_text(text)
-    pieces = [p.text for p in read(Item("text", str(tmp_path / "a.txt")), Rules(), Report())]
+    pieces = [p.text for p in read(Item("text", str(tmp_path / "a.txt")), ReadRules(), ReadReport())]
     assert "".join(pieces) == text and len(pieces) > 5
     for left, right in zip(pieces, pieces[1:]):
         assert not left[-1].isspace() and right[0].isspace()
@@ -86,10 +86,10 @@ def test_pieces_of_a_long_file_are_the_file_and_cut_no_word(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("block", [7, 8, 9, 10, 11])
 def test_a_character_is_never_cut_in_two(tmp_path, monkeypatch, block):
-    monkeypatch.setattr(readers, "BLOCK", block)
+    monkeypatch.setattr(readers, "BLOCK_BYTES", block)
     text = "aé日𝄞" * 50
     (tmp_path / "a.txt").write_text(text)
-    report = Report()
+    report = ReadReport()
     assert documents(tmp_path / "a.txt", report) == [text] and report.repaired == 0
 
 
@@ -105,12 +105,12 @@ def test_white_space_short_and_odd_records_are_skipped_and_counted(tmp_path):
         '{"text": "long enough"}',
     ]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    report = Report()
+    report = ReadReport()
     assert documents(tmp_path / "a.jsonl", report, min_chars=5) == ["long enough"]
     assert dict(report.skipped) == {"empty": 1, "short": 1, "bad_json": 1, "no_text": 3}
     for empty in ("", " \n\t "):
         (tmp_path / "empty.txt").write_text(empty)
-        report = Report()
+        report = ReadReport()
         assert documents(tmp_path / "empty.txt", report) == [] and dict(report.skipped) == {"empty": 1}
 
 
@@ -118,9 +118,9 @@ def test_binary_junk_is_skipped_and_stray_bytes_are_repaired(tmp_path):
     (tmp_path / "junk.txt").write_bytes(os.urandom(5000))
     (tmp_path / "stray.txt").write_bytes(b"good text \xff and " + b"more " * 50 + b"\0end")
     (tmp_path / "latin.txt").write_bytes("caf\xe9 au lait, s'il vous pla\xeet".encode("latin1"))
-    report = Report()
+    report = ReadReport()
     assert documents(tmp_path / "junk.txt", report) == [] and dict(report.skipped) == {"binary": 1}
-    report = Report()
+    report = ReadReport()
     (repaired,) = documents(tmp_path / "stray.txt", report)
     assert repaired.startswith("good text \ufffd and more") and repaired.endswith("more end") and report.repaired == 1
     assert (
@@ -131,7 +131,7 @@ def test_binary_junk_is_skipped_and_stray_bytes_are_repaired(tmp_path):
 
 def test_half_a_surrogate_pair_in_json_becomes_text_that_utf8_can_hold(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "broken \\ud800 pair, and a long enough rest"}\n')
-    report = Report()
+    report = ReadReport()
     (text,) = documents(tmp_path / "a.jsonl", report)
     assert text.encode() and report.repaired == 1
 
@@ -142,7 +142,7 @@ def test_invalid_utf8_in_parquet_is_repaired(tmp_path):
 
     raw = pa.array([b"fine enough \xff to be read", b"also fine"], pa.binary()).view(pa.string())
     pq.write_table(pa.table({"text": raw}), tmp_path / "a.parquet")
-    report = Report()
+    report = ReadReport()
     assert documents(tmp_path / "a.parquet", report) == ["fine enough \ufffd to be read", "also fine"]
     assert report.repaired == 1
 
@@ -150,19 +150,19 @@ def test_invalid_utf8_in_parquet_is_repaired(tmp_path):
 def test_a_line_longer_than_the_limit_is_passed_over_without_being_held(tmp_path):
     lines = ['{"text": "before"}', json.dumps({"text": "x" * 50_000}), '{"text": "after"}']
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    report = Report()
+    report = ReadReport()
     assert documents(tmp_path / "a.jsonl", report, max_document_bytes=1000) == ["before", "after"]
     assert dict(report.skipped) == {"long": 1}
 
 
 LIMITED = """
 import resource, sys
-from mnemos.data.readers import Rules, read
+from mnemos.data.readers import ReadRules, read
 from mnemos.data.sharding import Item
-from mnemos.data.report import Report
-report = Report()
+from mnemos.data.report import ReadReport
+report = ReadReport()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-chars = sum(len(p.text) for p in read(Item(sys.argv[1], sys.argv[2]), Rules(max_document_bytes=2**22), report))
+chars = sum(len(p.text) for p in read(Item(sys.argv[1], sys.argv[2]), ReadRules(max_document_bytes=2**22), report))
 print(chars, report.skipped["long"], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
@@ -201,7 +201,7 @@ def test_ranges_of_a_jsonl_file_give_every_line_once(tmp_path, size):
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     items = items_of(path, "jsonl", part_bytes=size)
     assert len(items) > 1 or size == 10_000
-    report = Report()
+    report = ReadReport()
     assert documents(path, report, items) == texts and not report.skipped
 
 

@@ -16,7 +16,7 @@ from corpora import jsonl, opened, prose
 
 from mnemos.data import ByteTokenizer, build, sharding, train_bpe
 from mnemos.data.build import encode_part
-from mnemos.data.readers import Rules
+from mnemos.data.readers import ReadRules
 from mnemos.data.sharding import Item
 from mnemos.data.shards import ShardWriter, Store, whole_shard
 
@@ -72,7 +72,7 @@ def test_many_parts_and_processes_give_the_same_tokens_as_one(tmp_path, monkeypa
     for tokenizer in ("bytes", "bpe:300"):
         whole = opened(tmp_path, corpus, tokenizer=tokenizer, cache_dir=str(tmp_path / "one")).stores[0]
         in_many_parts(monkeypatch)
-        monkeypatch.setattr(build, "WORTH_PROCESSES", 0)
+        monkeypatch.setattr(build, "MIN_BYTES_FOR_PROCESSES", 0)
         divided = opened(tmp_path, corpus, tokenizer=tokenizer, workers=2).stores[0]
         monkeypatch.undo()
         assert len(whole.arrays) == 1 and len(divided.arrays) > 4
@@ -91,7 +91,7 @@ def test_an_error_in_a_process_is_raised_here(tmp_path, monkeypatch):
         (corpus / f"{i}.json").write_text(json.dumps([prose(3000)]))
     (corpus / "2.json").write_text("{" + "x" * 3000)
     in_many_parts(monkeypatch)
-    monkeypatch.setattr(build, "WORTH_PROCESSES", 0)
+    monkeypatch.setattr(build, "MIN_BYTES_FOR_PROCESSES", 0)
     with pytest.raises(ValueError, match=r"2\.json is not JSON"):
         opened(tmp_path, corpus, workers=2)
 
@@ -120,7 +120,7 @@ def test_a_build_that_fails_leaves_no_file_behind_that_looks_whole(tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     with pytest.raises(KeyboardInterrupt):
-        encode_part([Item("text", str(tmp_path / "a.txt"))], 0, out, Failing(), Rules())
+        encode_part([Item("text", str(tmp_path / "a.txt"))], 0, out, Failing(), ReadRules())
     assert list(out.iterdir()) == [] and whole_shard(out, 0) is None
 
 
@@ -186,7 +186,7 @@ def test_two_processes_that_open_the_same_data_at_once_build_it_once(tmp_path):
 
 def test_a_cache_that_cannot_be_made_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(ValueError, match=r"cache_dir .*file/cache cannot be made"):
+    with pytest.raises(ValueError, match=r"cache_dir .*file/cache cannot be created"):
         opened(tmp_path, "embedded", cache_dir=str(tmp_path / "file/cache"))
 
 
@@ -206,7 +206,7 @@ def test_bpe_of_parts_is_used_by_processes_without_a_name_for_its_end(tmp_path, 
     for i in range(4):
         (corpus / f"{i}.txt").write_text(prose(3000, seed=i))
     in_many_parts(monkeypatch)
-    monkeypatch.setattr(build, "WORTH_PROCESSES", 0)
+    monkeypatch.setattr(build, "MIN_BYTES_FOR_PROCESSES", 0)
     name = str(tmp_path / "tokenizer/tokenizer.json")
     store = opened(tmp_path, corpus, tokenizer=name, eos_token="<unk>", workers=2).stores[0]
     ids = np.array(tokens(store))
@@ -234,7 +234,7 @@ def test_a_full_disk_in_a_process_is_the_same_sentence(tmp_path, monkeypatch):
     for i in range(3):
         (corpus / f"{i}.txt").write_text(prose(3500, seed=i))
     in_many_parts(monkeypatch)
-    monkeypatch.setattr(build, "WORTH_PROCESSES", 0)
+    monkeypatch.setattr(build, "MIN_BYTES_FOR_PROCESSES", 0)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))  # what the processes inherit

@@ -10,14 +10,14 @@ from corpora import jsonl, opened, prose
 
 from mnemos.data import DataConfig, embedded, open_data
 from mnemos.data.hub import open_hub, records
-from mnemos.data.readers import Rules
+from mnemos.data.readers import ReadRules
 from mnemos.data.sources import parse, resolve
 
 
 def test_the_embedded_text_needs_nothing_and_is_the_same_every_time():
     texts = list(embedded.documents())
     assert texts == list(embedded.documents())
-    assert sum(map(len, texts)) == embedded.LIMIT
+    assert sum(map(len, texts)) == embedded.MAX_CHARACTERS
     assert any('"""' in text and "def " in text for text in texts)
 
 
@@ -41,14 +41,14 @@ def test_a_folder_is_read_recursively_without_hidden_and_unknown_files(tmp_path)
         path = tmp_path / "corpus" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"text of {name}")
-    (source,) = resolve([str(tmp_path / "corpus")], Rules())
+    (source,) = resolve([str(tmp_path / "corpus")], ReadRules())
     assert [os.path.relpath(item.path, tmp_path / "corpus") for item in source.items] == ["a.md", "b/deep/x.txt"]
 
 
 def test_the_smollm_recipe_has_its_three_parts_and_weights():
     assert parse(["smollm-corpus"]) == [("cosmopedia-v2", 0.4), ("fineweb-edu-dedup", 0.5), ("python-edu", 0.1)]
     assert parse(["cosmopedia-v2:0.7", "python-edu:0.3"]) == [("cosmopedia-v2", 0.7), ("python-edu", 0.3)]
-    sources = resolve(["smollm-corpus"], Rules())
+    sources = resolve(["smollm-corpus"], ReadRules())
     assert [(s.items[0].path, s.items[0].subset) for s in sources] == [
         ("HuggingFaceTB/smollm-corpus", "cosmopedia-v2"),
         ("HuggingFaceTB/smollm-corpus", "fineweb-edu-dedup"),
@@ -63,8 +63,8 @@ def test_the_smollm_recipe_has_its_three_parts_and_weights():
         (["a.txt:0"], "a weight above 0"),
         (["a.txt:-1"], "a weight above 0"),
         (["a.txt:inf"], "a weight above 0"),
-        (["a.txt", "a.txt"], "named twice"),
-        (["nowhere.txt"], "does not exist; recipes are embedded"),
+        (["a.txt", "a.txt"], "given twice"),
+        (["nowhere.txt"], "does not exist; named sources are embedded"),
         (["./nowhere"], "does not exist"),
         (["a/b/c/d"], "does not exist"),
         ([""], "does not exist"),
@@ -72,7 +72,7 @@ def test_the_smollm_recipe_has_its_three_parts_and_weights():
 )
 def test_a_wrong_source_is_one_sentence(specs, message):
     with pytest.raises(ValueError, match=message):
-        resolve(specs, Rules())
+        resolve(specs, ReadRules())
 
 
 def test_a_file_whose_name_looks_like_a_weight_is_a_file(tmp_path, monkeypatch):
@@ -84,18 +84,18 @@ def test_a_file_whose_name_looks_like_a_weight_is_a_file(tmp_path, monkeypatch):
 def test_a_missing_column_is_found_before_anything_is_read(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"body": "x"}\n')
     with pytest.raises(ValueError, match=r"first line of .*a\.jsonl has no text under 'text'"):
-        resolve([str(tmp_path / "a.jsonl")], Rules())
+        resolve([str(tmp_path / "a.jsonl")], ReadRules())
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
 
     pq.write_table(pa.table({"body": ["x"], "title": ["y"]}), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match=r"no column 'text': text_column can be one of body, title"):
-        resolve([str(tmp_path / "a.parquet")], Rules())
+        resolve([str(tmp_path / "a.parquet")], ReadRules())
 
 
 def test_an_empty_folder_is_one_sentence(tmp_path):
     with pytest.raises(ValueError, match=r"holds no \.txt"):
-        resolve([str(tmp_path)], Rules())
+        resolve([str(tmp_path)], ReadRules())
 
 
 def test_a_source_without_documents_says_what_was_skipped(tmp_path):
@@ -136,7 +136,9 @@ def test_no_network_is_one_sentence_and_quick(monkeypatch):
         raise ConnectionError("Name or service not known")
 
     monkeypatch.setattr(hub.HfApi, "dataset_info", fail)
-    with pytest.raises(ValueError, match="'someone/corpus' is no file, no folder and no recipe, and the hub cannot"):
+    with pytest.raises(
+        ValueError, match="'someone/corpus' is not a file, a folder or a named source, and the hub cannot"
+    ):
         open_hub("someone/corpus", None, "train")
 
 
@@ -153,7 +155,7 @@ def test_a_hub_that_is_lost_on_the_way_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.IterableDataset, "__iter__", lost)
     rows = records(str(folder), None, "train", "text")
     assert next(rows) == "the first row"
-    with pytest.raises(ValueError, match="the hub was lost after 1 rows of dataset"):
+    with pytest.raises(ValueError, match="the connection to the hub was lost after 1 rows of dataset"):
         next(rows)
 
 
@@ -165,8 +167,8 @@ def test_a_hub_that_is_lost_on_the_way_is_one_sentence(tmp_path, monkeypatch):
         ({"packing": "loose"}, "packing must be one of documents, stream, windows, but is 'loose'"),
         ({"val_fraction": 1.0}, r"val_fraction must be in \[0, 1\)"),
         ({"val_fraction": 0.6, "test_fraction": 0.5}, "leave nothing to train on"),
-        ({"overlap_ratio": 0.5}, "overlap_ratio goes with packing='windows'"),
-        ({"carry_state": True, "packing": "windows"}, "carry_state goes with"),
+        ({"overlap_ratio": 0.5}, "overlap_ratio needs packing='windows'"),
+        ({"carry_state": True, "packing": "windows"}, "carry_state needs"),
         ({"sources": "a.txt"}, "sources must be one or more strings"),
         ({"sources": ()}, "sources must be one or more strings"),
         ({"prefetch": -1}, "prefetch must be"),

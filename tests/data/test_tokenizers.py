@@ -10,8 +10,8 @@ from corpora import jsonl, opened, prose
 
 from mnemos.data import ByteTokenizer, check_vocabulary, open_tokenizer, readers, train_bpe
 from mnemos.data.bpe import sample_texts
-from mnemos.data.readers import Rules, read
-from mnemos.data.report import Report
+from mnemos.data.readers import ReadRules, read
+from mnemos.data.report import ReadReport
 from mnemos.data.sources import resolve
 
 pytest.importorskip("tokenizers")
@@ -67,11 +67,11 @@ def test_a_saved_bpe_opens_from_its_file_its_folder_and_transformers(bpe, tmp_pa
 
 
 def test_a_text_tokenised_in_pieces_has_the_same_tokens(bpe, tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "BLOCK", 1000)
+    monkeypatch.setattr(readers, "BLOCK_BYTES", 1000)
     text = prose(20_000, seed=3).replace(". ", ".\n\n   ")
     (tmp_path / "a.txt").write_text(text)
-    (source,) = resolve([str(tmp_path / "a.txt")], Rules())
-    pieces = [piece.text for piece in read(source.items[0], Rules(), Report())]
+    (source,) = resolve([str(tmp_path / "a.txt")], ReadRules())
+    pieces = [piece.text for piece in read(source.items[0], ReadRules(), ReadReport())]
     assert len(pieces) > 10
     assert [i for ids in bpe.encode_batch(pieces) for i in ids.tolist()] == bpe.encode(text)
 
@@ -97,18 +97,18 @@ def test_what_is_no_tokenizer_is_one_sentence(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"is not a readable tokenizer\.json"):
         open_tokenizer(str(tmp_path / "broken.json"))
     Tokenizer(models.WordLevel({"a": 0})).save(str(tmp_path / "endless.json"))
-    with pytest.raises(ValueError, match="does not say which token ends a document: name it with eos_token"):
+    with pytest.raises(ValueError, match="defines no end-of-document token: name it with eos_token"):
         open_tokenizer(str(tmp_path / "endless.json"))
     with pytest.raises(ValueError, match="eos_token 'b' is not in the vocabulary"):
         open_tokenizer(str(tmp_path / "endless.json"), "b")
     with pytest.raises(ValueError, match="does not exist"):
         open_tokenizer("./nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="is a folder, but transformers cannot give it"):
+    with pytest.raises(ValueError, match="is a folder, but transformers cannot open it"):
         open_tokenizer(str(tmp_path / "empty"))
     hub = pytest.importorskip("huggingface_hub")
     monkeypatch.setattr(hub.HfApi, "model_info", lambda *a, **k: (_ for _ in ()).throw(ConnectionError("no network")))
-    with pytest.raises(ValueError, match="is no file or folder, and the hub cannot give it: no network"):
+    with pytest.raises(ValueError, match="is not a file or folder, and the hub cannot open it: no network"):
         open_tokenizer("someone/tokenizer")
     with pytest.raises(ValueError, match="vocab_size must be at least 260"):
         train_bpe(["x"], 100)
@@ -129,11 +129,11 @@ def test_the_sample_takes_from_every_file_and_source_by_weight(tmp_path):
     many.mkdir()
     for i in range(10):
         (tmp_path / f"many{i}.txt").rename(many / f"{i}.txt")
-    sources = resolve([f"{many}:3", f"{tmp_path / 'other.txt'}:1"], Rules())
-    text = "".join(sample_texts(sources, Rules(), 4000))
+    sources = resolve([f"{many}:3", f"{tmp_path / 'other.txt'}:1"], ReadRules())
+    text = "".join(sample_texts(sources, ReadRules(), 4000))
     assert 3900 <= len(text) <= 4100 and 900 <= text.count("x") <= 1100
     assert all(text.count(str(i)) >= 250 for i in range(10))
-    assert text == "".join(sample_texts(sources, Rules(), 4000))
+    assert text == "".join(sample_texts(sources, ReadRules(), 4000))
 
 
 def test_bpe_is_trained_on_first_use_and_kept(tmp_path, monkeypatch):
@@ -146,7 +146,7 @@ def test_bpe_is_trained_on_first_use_and_kept(tmp_path, monkeypatch):
     monkeypatch.setattr("mnemos.data.dataset.train_bpe", None)  # a second training would fail
     again = opened(tmp_path, corpus, tokenizer="bpe:400")
     assert (next(again.train)["input_ids"] == batch["input_ids"]).all()
-    with pytest.raises(ValueError, match="must name its size, as bpe:32000 does"):
+    with pytest.raises(ValueError, match="must include its vocabulary size, as in bpe:32000"):
         opened(tmp_path, corpus, tokenizer="bpe:many")
     (folder,) = (tmp_path / "cache/tokenizers").glob("bpe-400-*[0-9a-f]")
     assert json.loads((folder / "tokenizer_config.json").read_text())["eos_token"] == "<eos>"

@@ -16,17 +16,17 @@ import torch
 from rich.console import Console
 
 from mnemos.cli import main
-from mnemos.demo import Plan, run, training
+from mnemos.demo import DemoPlan, run, training
 from mnemos.demo.charts import Line, Mark, chart
 from mnemos.demo.facts import PEOPLE, THINGS, VOCABULARY, facts, lesson, told, word
 from mnemos.demo.measure import bits_per_byte, recall_by_distance, save_and_load
-from mnemos.demo.training import Course, Curve, train
+from mnemos.demo.training import Curriculum, Curve, train
 from mnemos.models import MnemosForCausalLM, presets
 
 TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog. " * 200, np.uint8)
-SMALL = Plan(
+SMALL = DemoPlan(
     seconds=3,
-    course=Course(rows=2, pairs=4, gap=(8, 16), longest=24),
+    curriculum=Curriculum(rows=2, pairs=4, gap=(8, 16), longest=24),
     width=16,
     heads=1,
     window=4,
@@ -136,27 +136,27 @@ def test_bits_per_byte_are_of_text_where_training_had_it_behind_facts():
 
 
 def test_both_models_have_one_size_and_only_one_has_a_memory():
-    memory, window = presets.count(Plan().memory_config()), presets.count(Plan().window_config())
+    memory, window = presets.count(DemoPlan().memory_config()), presets.count(DemoPlan().window_config())
     assert abs(memory - window) / memory < 0.01
-    assert Plan().memory_config().has_memory and not Plan().window_config().has_memory
-    assert Plan().memory_config().attention_window == Plan().window_config().attention_window
+    assert DemoPlan().memory_config().has_memory and not DemoPlan().window_config().has_memory
+    assert DemoPlan().memory_config().attention_window == DemoPlan().window_config().attention_window
 
 
 def test_training_stops_at_its_time_and_learns_text():
-    course = Course(rows=2, pairs=2, gap=(16, 24), lr=1e-2)
-    curve = train(small_model(), TEXT, course, seconds=3)
+    curriculum = Curriculum(rows=2, pairs=2, gap=(16, 24), lr=1e-2)
+    curve = train(small_model(), TEXT, curriculum, seconds=3)
     assert curve.text_loss[-1] < curve.text_loss[0] - 0.5 and not curve.reached and curve.grew_at is None
     assert 2 < curve.seconds < 10
 
 
 def test_the_gap_grows_when_recall_is_ready_and_training_ends_soon_after_its_goal():
-    course = Course(
+    curriculum = Curriculum(
         rows=2, pairs=2, gap=(2, 4), longest=10, ready=-1.0, goal=-1.0
     )  # both as soon as there is an average
-    curve = train(small_model(), TEXT, course, seconds=60)
+    curve = train(small_model(), TEXT, curriculum, seconds=60)
     assert curve.grew_at == 20 and curve.reached
     assert curve.steps == 33  # 20 until it grows, 6 until the longest, then a fifth of all to come down
-    assert Curve([0.0] * 23, grew_at=20).longest(course) == 7
+    assert Curve([0.0] * 23, grew_at=20).longest(curriculum) == 7
 
 
 def test_the_other_model_gets_the_same_batches(monkeypatch):
@@ -168,10 +168,10 @@ def test_the_other_model_gets_the_same_batches(monkeypatch):
         return made
 
     monkeypatch.setattr(training, "lesson", recorded)
-    course = Course(rows=2, pairs=3, gap=(2, 4), longest=10, ready=-1.0, goal=-1.0)
-    first = train(small_model(), TEXT, course, seconds=60)
+    curriculum = Curriculum(rows=2, pairs=3, gap=(2, 4), longest=10, ready=-1.0, goal=-1.0)
+    first = train(small_model(), TEXT, curriculum, seconds=60)
     mine, seen[:] = list(seen), []
-    second = train(small_model(hidden_size=8), TEXT, course, 60, first)
+    second = train(small_model(hidden_size=8), TEXT, curriculum, 60, first)
     assert second.steps == first.steps == len(mine) and second.grew_at == first.grew_at
     assert all(torch.equal(a, b) for a, b in zip(mine, seen))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mnemos.demo import Plan, Report
+from mnemos.demo import DemoPlan, DemoReport
 from mnemos.demo.measure import Asked, Kept
 from mnemos.demo.page import page
 from mnemos.demo.training import Curve
@@ -37,9 +37,9 @@ frame.onload = () => {
 """
 
 
-def made_up() -> Report:
+def made_up() -> DemoReport:
     """A report with the longest numbers that can come."""
-    plan = Plan()
+    plan = DemoPlan()
     people = torch.arange(256, 264).expand(plan.rows, -1)
     things = torch.arange(288 + 24, 288 + 32).expand(plan.rows, -1)
 
@@ -54,7 +54,7 @@ def made_up() -> Report:
     sizes = dict.fromkeys(found, 1_234_567)
     attention = {1_000: 1_024_016, 10_000: 10_240_016}
     text = dict.fromkeys(found, 2.345)
-    return Report(plan, sizes, curves, found, far, attention, kept, text, 240.0, machine, Path("x"), Path("y"))
+    return DemoReport(plan, sizes, curves, found, far, attention, kept, text, 240.0, machine, Path("x"), Path("y"))
 
 
 def shown(folder: Path, content: str, width: int) -> dict:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from mnemos.data.tasks import MAD_TASKS, Examples, mad
-from mnemos.eval import Decoder, accuracy, mad_score, mqar_suite
+from mnemos.eval import MADDecoder, accuracy, mad_score, mqar_suite
 from mnemos.models import MnemosForCausalLM, presets
 
 
@@ -100,8 +100,8 @@ def test_classwise_counts_a_label_that_was_said_and_never_asked_as_torchmetrics_
 def test_compression_is_decoded_from_the_last_token_alone_and_can_be_learnt():
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "memory_heads": 2}
-    decoder = Decoder(MnemosForCausalLM(presets.config("titans-lmm", vocab_size=16, **sizes)))
-    with pytest.raises(ValueError, match="Decoder"):
+    decoder = MADDecoder(MnemosForCausalLM(presets.config("titans-lmm", vocab_size=16, **sizes)))
+    with pytest.raises(ValueError, match="MADDecoder"):
         mad_score(decoder.model, "compression")
     before = mad_score(decoder, "compression", examples=64, length=4)["accuracy"]
     optimiser = torch.optim.AdamW(decoder.parameters(), lr=5e-3)
@@ -134,6 +134,6 @@ def test_sizes_that_do_not_fit_are_refused_before_any_is_measured():
 
     model.config = SimpleNamespace(vocab_size=256)
     with pytest.raises(
-        ValueError, match="num_kv_pairs=128 are needed; of the presets zoology-figure2-train, zoology-f"
+        ValueError, match="num_kv_pairs=128 are needed; the presets that fit are zoology-figure2-train, zoology-f"
     ):
         mqar_suite(model, "based-test", examples=1)

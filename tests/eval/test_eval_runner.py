@@ -9,7 +9,7 @@ import torch
 from oracles import BYTES, uniform
 
 from mnemos.data.tasks import mqar
-from mnemos.eval import SUITES, Evaluator, Settings, mqar_suite, run_suites
+from mnemos.eval import SUITES, EvalSettings, Evaluator, mqar_suite, run_suites
 from mnemos.eval.model_adapter import LanguageModel
 from mnemos.eval.suites import Context
 from mnemos.models import MnemosForCausalLM, presets
@@ -18,7 +18,7 @@ from mnemos.models import MnemosForCausalLM, presets
 @pytest.mark.parametrize("suite", ["needle", "capacity", "length"])
 def test_progress_counts_as_far_as_it_said(suite, tmp_path, text):
     (tmp_path / "t.txt").write_text(text)
-    settings = Settings(
+    settings = EvalSettings(
         text=str(tmp_path / "t.txt"), lengths=(400, 500), depths=(0.5, 1.0), samples=1, pairs=(1, 3), generate=False
     )
     lm, counted = LanguageModel(uniform(), BYTES), []
@@ -30,7 +30,7 @@ def test_progress_counts_as_far_as_it_said(suite, tmp_path, text):
 def test_a_suite_that_fails_leaves_its_reason_and_the_others_go_on(tmp_path):
     output = tmp_path / "r.json"
     told = []
-    settings = Settings(pairs=(1,))
+    settings = EvalSettings(pairs=(1,))
     run_suites(
         uniform(),
         BYTES,
@@ -52,7 +52,7 @@ def test_the_whole_evaluation_in_python_is_kept_in_its_file(tmp_path, text):
     assert json.loads((tmp_path / "r.json").read_text()) == found
     evaluator.plot_results(found, tmp_path / "r.svg")
     assert (tmp_path / "r.svg").read_text().lstrip().startswith("<?xml")
-    with pytest.raises(ValueError, match="none of the suites that can be drawn"):
+    with pytest.raises(ValueError, match="none of the suites that can be plotted"):
         evaluator.plot_results({"suites": {}}, tmp_path / "r.svg")
 
 
@@ -70,3 +70,11 @@ def test_a_small_model_learns_mqar_from_the_generator_and_the_suite_sees_it():
         optimiser.step()
     after = mqar_suite(model.eval(), [(2, 8)], examples=200, seed=1)[0]["accuracy"]
     assert before < 0.3 and after > 0.9, (before, after)
+
+
+@pytest.mark.parametrize(("old", "new"), [("Settings", "EvalSettings"), ("Decoder", "MADDecoder")])
+def test_old_names_still_work_with_a_warning(old, new):
+    import mnemos.eval
+
+    with pytest.warns(DeprecationWarning, match=f"mnemos.eval.{old} is called {new} now"):
+        assert getattr(mnemos.eval, old) is getattr(mnemos.eval, new)

@@ -139,7 +139,7 @@ def test_ones_own_needle_is_scored_on_its_answer_at_every_position(text):
 
 
 def test_a_needle_without_an_answer_asks_for_one(text):
-    with pytest.raises(ValueError, match="give it as answer="):
+    with pytest.raises(ValueError, match="give answer="):
         needle_in_haystack_test(uniform(), BYTES, "Nothing here", text, "What?")
 
 

@@ -33,7 +33,7 @@ from mnemos.data.tasks import mqar
 from mnemos.memory.validation import NotFiniteError
 from mnemos.models import MnemosForCausalLM, presets
 from mnemos.train import OptimConfig
-from mnemos.trials import Course, train
+from mnemos.trials import TrialConfig, train
 
 ROOT = Path(__file__).parents[2] / "experiments"
 SMALL = {"dim": 16, "layers": 1, "tokens": 64, "steps": 2, "examples": 4, "lr": 0.01, "seed": 0}
@@ -172,9 +172,9 @@ def test_a_models_own_share_for_its_start_reaches_the_training(kind, monkeypatch
     """start_lr 0: hidden maps stay as they were drawn, all else learns."""
     trained, module = [], importlib.import_module(f"driver.{kind}")
 
-    def noted(model, course):
+    def noted(model, trial):
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
-        found = train(model, course)
+        found = train(model, trial)
         trained.append({name for name, p in model.named_parameters() if torch.equal(p, before[name])})
         return found
 
@@ -254,7 +254,7 @@ def test_a_step_whose_gates_are_not_finite_is_skipped_and_counted():
             model.get_input_embeddings().weight.fill_(math.nan if step == 1 else 0.1)
         return ids, ids
 
-    found = train(model, Course(3, 1e-3, batch))
+    found = train(model, TrialConfig(3, 1e-3, batch))
     assert found["bad_steps"] == 1 and math.isfinite(found["train_loss"])
 
 
@@ -394,7 +394,7 @@ def test_a_corpus_is_read_from_the_folder_that_is_given(tmp_path):
     cell = SMALL | CELLS["text"] | {"kind": "text", "corpus": "own.txt", "routing": False}
     (tmp_path / "own.txt").write_bytes(bytes(range(256)) * 40)
     assert math.isfinite(run_cell(cell, tmp_path)["bits"])
-    with pytest.raises(ValueError, match=r"the corpus .*nowhere/own\.txt is not there; give its folder by --text"):
+    with pytest.raises(ValueError, match=r"the corpus .*nowhere/own\.txt does not exist; give its folder by --text"):
         run_cell(cell, tmp_path / "nowhere")
 
 

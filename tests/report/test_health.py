@@ -26,7 +26,7 @@ def validate(loss: float = 2.0, layer: dict | None = None, share: float = 0.2, *
 def reading(end: float | None, frozen: float = 4.0) -> dict:
     return {
         "step": 3,
-        "perplexity": {"as it is": 3.0, "frozen": frozen},
+        "perplexity": {"learning": 3.0, "frozen": frozen},
         "layers": [{"index": 0, "maps": [{"name": "map", "start": 0.01, "end": end, "rank": 2.0}]}],
     }
 
@@ -55,15 +55,15 @@ def test_a_healthy_run_has_no_findings():
         ({"validate": [validate(gap=1.5)]}, "Learned by heart"),
         ({"validate": [validate(2.0), validate(None)]}, "Validation is not finite"),
         ({"validate": [validate(layer={"gate": GATE | {"near_1": 0.99}})]}, "Gate collapse in layer 1"),
-        ({"validate": [validate(layer={"lr": {"mean": 0.001}})]}, "Layer 1 writes next to nothing"),
+        ({"validate": [validate(layer={"lr": {"mean": 0.001}})]}, "Layer 1 writes almost nothing"),
         ({"validate": [validate(layer={"retain": {"mean": 0.5}})]}, "Layer 1 forgets at once"),
         ({"validate": [validate(layer={"surprise_after": 1.5})]}, "Writing does not help in layer 1"),
-        ({"validate": [validate(share=0.001)]}, "The memory is worth next to nothing"),
+        ({"validate": [validate(share=0.001)]}, "The memory gains almost nothing"),
         ({"validate": [validate(share=-0.1)]}, "The memory does harm"),
-        ({"readings": [reading(3.0, frozen=3.001)]}, "Writing at test time is worth next to nothing"),
-        ({"readings": [reading(3.0, frozen=2.0)]}, "Writing at test time does harm"),
+        ({"readings": [reading(3.0, frozen=3.001)]}, "Test-time learning gains almost nothing"),
+        ({"readings": [reading(3.0, frozen=2.0)]}, "Test-time learning does harm"),
         ({"readings": [reading(500.0)]}, "A memory grows without bound"),
-        ({"readings": [reading(float("nan"))]}, "A memory has blown up"),
+        ({"readings": [reading(float("nan"))]}, "A memory diverged"),
         ({"damaged": {"step-000004": "a file is missing"}}, "Checkpoint step-000004 is damaged"),
         ({"total_steps": 1000}, "Not finished"),
     ],

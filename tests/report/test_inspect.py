@@ -91,12 +91,12 @@ def test_a_memory_that_says_nothing_has_no_share(tokenizer):
         assert seen.layers[1].values["share"].max() == 0 < seen.layers[0].values["share"].min()
 
 
-def test_frozen_and_silent_memories_change_the_loss_only_where_there_are_memories(tokenizer):
+def test_frozen_and_switched_off_memories_change_the_loss_only_where_there_are_memories(tokenizer):
     seen = inspect(small_model("titans-mag"), tokenizer, TEXT, 80)
-    assert set(seen.perplexities()) == {"as it is", "frozen", "silent"}
-    assert not torch.equal(seen.frozen[1:], seen.loss[1:]) and not torch.equal(seen.silent[1:], seen.loss[1:])
-    assert set(inspect(small_model("titans-lmm"), tokenizer, TEXT, 80).perplexities()) == {"as it is", "frozen"}
-    assert set(inspect(small_model("swa"), tokenizer, TEXT, 80).perplexities()) == {"as it is"}
+    assert set(seen.perplexities()) == {"learning", "frozen", "off"}
+    assert not torch.equal(seen.frozen[1:], seen.loss[1:]) and not torch.equal(seen.off[1:], seen.loss[1:])
+    assert set(inspect(small_model("titans-lmm"), tokenizer, TEXT, 80).perplexities()) == {"learning", "frozen"}
+    assert set(inspect(small_model("swa"), tokenizer, TEXT, 80).perplexities()) == {"learning"}
 
 
 def test_looking_leaves_the_model_as_it_was(tokenizer):

@@ -249,13 +249,13 @@ READ = """
 import resource, sys
 from mnemos.data.parquet import open_parquet
 from mnemos.data.reader import Item
-from mnemos.data.readers import Rules, read
-from mnemos.data.report import Report
+from mnemos.data.readers import ReadRules, read
+from mnemos.data.report import ReadReport
 open_parquet(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))
-report, rows, size = Report(), 0, 0
+report, rows, size = ReadReport(), 0, 0
 try:
-    for piece in read(Item("parquet", sys.argv[1]), Rules(), report):
+    for piece in read(Item("parquet", sys.argv[1]), ReadRules(), report):
         rows, size = rows + 1, size + len(piece.text)
         if rows == 40:
             break

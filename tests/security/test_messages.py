@@ -8,10 +8,10 @@ import math
 import pytest
 import torch
 
-from mnemos.ablate import Settings as AblationSettings
+from mnemos.ablate import AblationSettings
 from mnemos.data import DataConfig, open_tokenizer
 from mnemos.data.tasks import Background, mad, needle
-from mnemos.eval import Evaluator, LanguageModel, Settings, run_suites
+from mnemos.eval import EvalSettings, Evaluator, LanguageModel, run_suites
 from mnemos.memory import Gates, MemorySpec, NeuralMemory, NeuralMemoryConfig, scan
 from mnemos.memory.validation import NotFiniteError
 from mnemos.models import MnemosConfig, MnemosForCausalLM, presets
@@ -241,7 +241,7 @@ def test_an_evaluator_takes_a_text_itself(model, tmp_path):
 
 def test_a_name_that_is_neither_file_nor_text_is_refused(model):
     for text in ("nope.txt", "x" * 300, "my notes.txt"):
-        found = run_suites(model, open_tokenizer("bytes"), ["perplexity"], Settings(text=text))
+        found = run_suites(model, open_tokenizer("bytes"), ["perplexity"], EvalSettings(text=text))
         assert "neither a file nor a folder" in found["suites"]["perplexity"]["error"]
 
 

@@ -29,7 +29,7 @@ INSTALLED = ("numpy", "torch", "tokenizers", "transformers", "filelock", "safete
 HOSTILE = "import os\nopen(os.path.join({folder!r}, 'ran-' + __name__), 'w').close()\nraise ImportError('hostile')\n"
 COMMAND_LINE = "import sys; from mnemos.cli import main; sys.exit(main())"  # what the `mnemos` script holds
 POOL = "from mnemos.trials import run_all; assert dict(run_all(dict, [([('a', 1)],)] * 2, 2))[1] == {'a': 1}"
-SMALL_PARTS = "from mnemos.data import build, sharding; sharding.PART_BYTES, build.WORTH_PROCESSES = 4000, 0; "
+SMALL_PARTS = "from mnemos.data import build, sharding; sharding.PART_BYTES, build.MIN_BYTES_FOR_PROCESSES = 4000, 0; "
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_a_worker_has_the_path_of_its_parent_and_no_other(trap, monkeypatch):
 
 
 def test_a_folder_named_as_a_tokenizer_or_a_source_of_ours_is_not_taken_for_it(trap, monkeypatch):
-    from mnemos.data.readers import Rules
+    from mnemos.data.readers import ReadRules
     from mnemos.data.sources import resolve
 
     monkeypatch.chdir(trap)
@@ -106,4 +106,4 @@ def test_a_folder_named_as_a_tokenizer_or_a_source_of_ours_is_not_taken_for_it(t
         (trap / name).mkdir()
         (trap / name / "tokenizer_config.json").write_text("{}")
     assert isinstance(open_tokenizer("bytes"), ByteTokenizer)
-    assert [source.items[0].kind for source in resolve(("embedded", "python-edu"), Rules())] == ["embedded", "hub"]
+    assert [source.items[0].kind for source in resolve(("embedded", "python-edu"), ReadRules())] == ["embedded", "hub"]

@@ -80,7 +80,7 @@ def test_a_full_disk_holds_lines_back_and_does_not_end_a_run(tmp_path):
         metrics.log(2, "train", loss=2.0)
         metrics.log(3, "train", loss=1.0)
         metrics.file = kept
-    assert len(said) == 1 and "No space left on device; training goes on" in said[0]
+    assert len(said) == 1 and "No space left on device; training continues" in said[0]
     metrics.log(4, "train", loss=0.5)
     metrics.close()
     assert [r["step"] for r in read_metrics(tmp_path)] == [1, 2, 3, 4]
@@ -138,7 +138,7 @@ def test_a_name_that_is_taken_is_refused_before_anything_is_read(tmp_path):
     checkpoints = open_checkpoints(tmp_path / "runs" / "a")
     check_free(config)
     save(checkpoints, 1, 1.0)
-    with pytest.raises(ValueError, match="holds a run already: go on with --resume"):
+    with pytest.raises(ValueError, match="holds a run already: continue it with --resume"):
         check_free(config)
     assert json.loads((checkpoints.path(1) / "state.json").read_text())["step"] == 1
 

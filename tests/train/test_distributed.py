@@ -124,7 +124,7 @@ def test_one_process_goes_on_where_two_stopped(folder, case):
     shutil.copytree(source, copy)
     shutil.rmtree(copy / "checkpoints" / "step-000004")
     Trainer(config_of(folder, case, name=copy.name), resume=True).train()
-    assert f"going on from {copy}/checkpoints/step-000002" in events(copy)
+    assert f"resuming from {copy}/checkpoints/step-000002" in events(copy)
     assert losses(copy) == pytest.approx(losses(source), rel=2e-5)
 
 

@@ -22,7 +22,7 @@ from mnemos.train.losses import predicted_tokens
 from mnemos.train.optimisers import Optimisers
 from mnemos.train.randomness import seed_everything
 from mnemos.train.schedules import lr_factor
-from mnemos.trials import Course, train
+from mnemos.trials import TrialConfig, train
 from small import losses, small
 
 PRESETS = ("titans-mag", "atlas", "swa")
@@ -75,7 +75,7 @@ def test_a_trial_gives_the_bits_of_a_plain_loop(preset):
         return ids, ids
 
     ours, model = small_model(preset), small_model(preset).train()
-    found = train(ours, Course(5, 1e-2, batch, clip=0.5))
+    found = train(ours, TrialConfig(5, 1e-2, batch, clip=0.5))
     optimisers = Optimisers(model, OptimConfig(lr=1e-2))
     for step in range(5):
         ids, labels = batch(step)
@@ -91,16 +91,16 @@ def test_a_trial_gives_the_bits_of_a_plain_loop(preset):
 
 def test_the_demo_gives_the_bits_of_a_plain_loop():
     """The gap grows from step 20 and reaches its longest at once; with a goal of 0 the learning rate falls from then on."""
-    course = demo.Course(rows=2, pairs=2, longest=7, ready=0.0, goal=0.0)
+    curriculum = demo.Curriculum(rows=2, pairs=2, longest=7, ready=0.0, goal=0.0)
     text = np.random.default_rng(0).integers(256, size=5000).astype(np.uint8)
     ours, model = small_model("deltanet", VOCABULARY), small_model("deltanet", VOCABULARY).train()
-    curve = demo.train(ours, text, course, seconds=1e9)
-    assert curve.grew_at == demo.WINDOW and curve.reached and curve.steps > demo.WINDOW
-    falling = demo.WINDOW + 1
+    curve = demo.train(ours, text, curriculum, seconds=1e9)
+    assert curve.grew_at == demo.RECALL_WINDOW_STEPS and curve.reached and curve.steps > demo.RECALL_WINDOW_STEPS
+    falling = demo.RECALL_WINDOW_STEPS + 1
     assert curve.steps == math.ceil(falling / (1 - demo.FINISH))
     rng, optimisers = (
-        np.random.default_rng(course.seed),
-        Optimisers(model, OptimConfig(lr=course.lr, weight_decay=0.01)),
+        np.random.default_rng(curriculum.seed),
+        Optimisers(model, OptimConfig(lr=curriculum.lr, weight_decay=0.01)),
     )
     recalls, text_losses = [], []
     for step in range(curve.steps):
@@ -108,16 +108,16 @@ def test_the_demo_gives_the_bits_of_a_plain_loop():
         if step >= falling:
             factor *= 0.05 + 0.95 * (1 - (step - falling) / (curve.steps - falling))
         optimisers.set_factor(factor)
-        longest = min(course.longest, course.gap[1] + max(0, step - demo.WINDOW))
-        pairs = int(rng.integers(2, course.pairs + 1))
-        made = lesson(text, course.rows, pairs, int(rng.integers(course.gap[0], longest + 1)), rng)
+        longest = min(curriculum.longest, curriculum.gap[1] + max(0, step - demo.RECALL_WINDOW_STEPS))
+        pairs = int(rng.integers(2, curriculum.pairs + 1))
+        made = lesson(text, curriculum.rows, pairs, int(rng.integers(curriculum.gap[0], longest + 1)), rng)
         logits = model(made.ids, use_cache=False).logits[:, :-1]
         parts = []
         for chosen in (made.of_answer[:, 1:], made.of_text[:, 1:]):
             parts.append((logits[chosen], made.ids[:, 1:][chosen]))
         (answers, right), (others, following) = parts
         text_loss = nn.functional.cross_entropy(others, following)
-        weight = 0.3 if step < demo.WINDOW else 1.0
+        weight = 0.3 if step < demo.RECALL_WINDOW_STEPS else 1.0
         optimisers.zero_grad()
         (nn.functional.cross_entropy(answers, right) + weight * text_loss).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

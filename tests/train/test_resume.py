@@ -76,7 +76,7 @@ def test_a_run_killed_by_sigkill_has_the_losses_of_one_that_was_not_to_the_last_
     others = start(["--resume", str(run)], ["--config", str(tmp_path / "config.yaml"), "--name", "unbroken"])
     output = others.communicate(timeout=200)[0]
     assert others.returncode == 0, output
-    assert "going on from" in output
+    assert "resuming from" in output
     expected = losses(tmp_path / "runs" / "unbroken")
     assert len(expected) == 16
     assert losses(run) == expected
@@ -153,7 +153,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path):
     tensors.write_bytes(data)
     assert "is damaged" in problem_of(newest)
     resume(tmp_path)
-    assert "step-000010 cannot be used" in events(run) and "going on from" in events(run)
+    assert "step-000010 cannot be used" in events(run) and "resuming from" in events(run)
     assert losses(run) == expected
 
 

@@ -56,8 +56,8 @@ def test_what_a_file_does_not_say_has_its_default(tmp_path):
         ("schedule: {finish_chunk: 0}", "schedule.finish_chunk=0 must be a whole number >= 1"),
         ("watch: {validate_every: -1}", "watch.validate_every=-1 must be a whole number >= 0"),
         ("loss: {polarisation: 1, polarisation_end: -1}", "loss.polarisation_end=-1.0 must be >= 0"),
-        ("steps: 5\ntokens: 5M", "steps=5 and tokens='5M' both say how long to train: give one of them"),
-        ("data: {carry_state: true}\ngradient_checkpointing: true", "do not go together"),
+        ("steps: 5\ntokens: 5M", "steps=5 and tokens='5M' both set the length of the run: give one of them"),
+        ("data: {carry_state: true}\ngradient_checkpointing: true", "cannot be combined"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_one_sentence(tmp_path, text, sentence):
@@ -117,11 +117,11 @@ def test_the_garbage_collector_rests_during_imports_alone():
 
 
 def test_two_lengths_at_once_are_refused():
-    with pytest.raises(ValueError, match="steps=3 and tokens='5M' both say how long to train"):
+    with pytest.raises(ValueError, match="steps=3 and tokens='5M' both set the length of the run"):
         read_arguments(["--steps", "3", "--tokens", "5M"])
     config = recipe(TrainConfig(), "340m")
     config.steps = 10
-    with pytest.raises(ValueError, match="both say how long to train"):
+    with pytest.raises(ValueError, match="both set the length of the run"):
         config.total_steps(1)
 
 

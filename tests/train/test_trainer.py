@@ -11,7 +11,7 @@ from helpers import assert_close_rms
 from mnemos.models import MnemosForCausalLM, presets
 from mnemos.models.cache import MnemosCache
 from mnemos.train import Trainer, load_model
-from mnemos.train.hooks import gates, memories, set_chunk_size, silent_memory
+from mnemos.train.hooks import gates, memories, memory_off, set_chunk_size
 from mnemos.train.losses import predicted_tokens
 from mnemos.train.tbptt import CarriedState
 from mnemos.train.telemetry import read_metrics
@@ -137,7 +137,7 @@ def test_rows_that_go_on_read_one_long_text_and_rows_that_do_not_start_afresh(pr
 
 
 def test_what_rows_start_from_is_learned_although_others_go_on():
-    model, carried = carried_model("titans-mag", memory_read_start=False), CarriedState()
+    model, carried = carried_model("titans-mag", memory_w0_branch=False), CarriedState()
     ids = torch.randint(0, 256, (2, 16))
     carried.after(model(ids, use_cache=True, return_logits=False).past_key_values)
     for goes_on, learned in ((torch.tensor([True, True]), False), (torch.tensor([True, False]), True)):
@@ -209,17 +209,17 @@ def test_memory_dropout_silences_whole_rows_in_training_and_none_in_evaluation(t
     assert silent == before
 
 
-def test_a_silent_memory_is_a_model_without_it(tmp_path):
+def test_a_model_with_memory_off_is_a_model_without_it(tmp_path):
     model = carried_model("titans-mag").eval()
     ids = torch.arange(40).unsqueeze(0)
     with torch.no_grad():
         spoken = model(ids).logits
-        with silent_memory(model):
+        with memory_off(model):
             silent = model(ids).logits
         for gate in gates(model).values():
             torch.nn.init.constant_(gate.offset, 40.0)  # convex: attention alone
         attention = model(ids).logits
-        with silent_memory(model):
+        with memory_off(model):
             assert torch.equal(model(ids).logits, attention)
     assert not torch.allclose(spoken, silent)
 
@@ -232,7 +232,7 @@ def test_nothing_passes_from_one_segment_of_mac_to_the_next_while_its_memory_is_
     other[:, :length] = (other[:, :length] + 1) % 256
     with torch.no_grad():
         assert not torch.equal(model(ids).logits[:, length:], model(other).logits[:, length:])
-        with silent_memory(model):
+        with memory_off(model):
             assert torch.equal(model(ids).logits[:, length:], model(other).logits[:, length:])
 
 

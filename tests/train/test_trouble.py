@@ -57,7 +57,7 @@ def test_repeated_nan_goes_back_to_the_last_good_checkpoint_past_the_data_that_c
     )  # the fifth to seventh batch, whatever the step
     result = trainer.train()
     assert result.step == 9 and trainer.progress.guard.rollbacks == 1
-    assert "the loss was not finite for 3 steps in a row; back to" in events(result.path)
+    assert "the loss was not finite for 3 steps in a row; rolled back to" in events(result.path)
     assert "learning rate times 0.70" in events(result.path)
     assert calls == [0, 1, 2, 3, 4, 5, 6, 4, 5, 6, 7, 8]  # from step 6 back to step 4
     assert all(math.isfinite(loss) for step, loss in losses(result.path).items())
@@ -98,7 +98,7 @@ def test_a_run_that_cannot_be_saved_from_itself_ends_with_a_sentence(tmp_path):
     assert checkpoint_steps(tmp_path / "runs" / "a" / "checkpoints")[-1] == 4
     other = Trainer(small(tmp_path, name="b"))
     spoil(other, lambda step: True)
-    with pytest.raises(TrainingFailed, match="there is no checkpoint to go back to"):
+    with pytest.raises(TrainingFailed, match="there is no checkpoint to roll back to"):
         other.train()
 
 
@@ -117,7 +117,7 @@ def test_a_rolled_back_run_never_overwrites_its_best(tmp_path):
 
 def test_a_run_does_not_write_over_another(tmp_path):
     Trainer(small(tmp_path, steps=1)).train()
-    with pytest.raises(ValueError, match="holds a run already: go on with --resume"):
+    with pytest.raises(ValueError, match="holds a run already: continue it with --resume"):
         Trainer(small(tmp_path, steps=1))
     config = small(tmp_path, steps=1)
     config.name = None

@@ -1,4 +1,4 @@
-"""What can be seen of a run: its record, trackers read back, gates, surprise, the memory's worth, needles, runs side by side."""
+"""What can be seen of a run: its record, trackers read back, gates, surprise, the memory gain, needles, runs side by side."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_a_run_is_exported_with_its_tokenizer_and_generates_the_same(folder, cap
     with pytest.raises(ValueError, match="exists already"):
         export(run, out)
     assert main(["export", run, str(folder / "out2"), "--checkpoint", "4"]) == 2
-    assert "checkpoint='4' is not there; choose best, last or one of" in capsys.readouterr().err
+    assert "checkpoint='4' does not exist; choose best, last or one of" in capsys.readouterr().err
     assert main(["export", run, str(folder / "out3"), "--average"]) == 2
     assert main(["generate", str(folder)]) == 2
     assert "neither a run" in capsys.readouterr().err

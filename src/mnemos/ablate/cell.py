@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..models import MnemosConfig, MnemosForCausalLM, presets
-from ..trials import Course, train
+from ..trials import TrialConfig, train
 from .grid import overrides
 from .tasks import TASKS
 
@@ -21,7 +21,7 @@ def model_config(settings: dict[str, Any], ablation: str) -> MnemosConfig:
 
 
 def run_cell(settings: dict[str, Any], ablation: str, seed: int) -> dict[str, Any]:
-    """Train and score. Seed s has the same batches in every ablation, so that their scores can be compared pairwise.
+    """Train and score one cell. A seed has the same batches in every ablation, so that scores can be compared pairwise.
 
     >>> settings = {"preset": "titans-lmm", "size": "nano", "task": "mqar", "vocab_size": 16, "length": 16, "pairs": 2}
     >>> settings |= {"overrides": {"hidden_size": 16, "num_hidden_layers": 1}, "steps": 2, "batch_size": 2, "lr": 1e-3, "examples": 4}
@@ -32,10 +32,10 @@ def run_cell(settings: dict[str, Any], ablation: str, seed: int) -> dict[str, An
     torch.manual_seed(seed)
     model = MnemosForCausalLM(model_config(settings, ablation))
     first = (seed + 1) * settings["steps"]
-    course = Course(
+    trial = TrialConfig(
         settings["steps"],
         settings["lr"],
         lambda step: task.train(settings, first + step, settings["batch_size"]),
     )
-    trained = train(model, course)
+    trained = train(model, trial)
     return {"ablation": ablation, "seed": seed, "score": task.score(settings, model, settings["examples"])} | trained

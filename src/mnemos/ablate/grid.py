@@ -14,7 +14,7 @@ FULL = "full"
 
 @dataclass(frozen=True)
 class Ablation:
-    """has: whether a model has the component. change: overrides of `presets.config` that switch it off."""
+    """One ablation. has: whether a model has the component. change: overrides of `presets.config` that switch it off."""
 
     name: str
     about: str
@@ -28,7 +28,7 @@ def _memory(name: str, *plain: Any) -> Callable[[MnemosConfig], bool]:
 
 
 def _window_1(config: MnemosConfig) -> dict[str, Any]:
-    """With a window of 1 there is no lag, so the parts of the gate that weigh lags go with it."""
+    """A window of 1 has no lag, so the gates that weigh lags are switched off as well."""
     parts = [part for part in config.memory_config.gate_parts if part == "token"]
     return {"memory_window": 1, "memory_gate": "*".join(parts) or "none"}
 
@@ -38,7 +38,7 @@ ABLATIONS: dict[str, Ablation] = {
     for row in (
         Ablation(
             "no-polynomial",
-            "keys and queries as they are, in full width",
+            "no feature map: keys and queries in full width",
             _memory("features", "identity"),
             lambda config: {"memory_features": "identity", "memory_key_dim": None},
         ),
@@ -54,7 +54,7 @@ ABLATIONS: dict[str, Ablation] = {
             _memory("structure", "linear"),
             lambda config: {"memory_structure": "linear"},
         ),
-        Ablation("window-1", "each write sees its own token alone", _memory("window", 1), _window_1),
+        Ablation("window-1", "each write uses only its own token", _memory("window", 1), _window_1),
         Ablation(
             "no-memory",
             "sliding-window attention in place of every memory",
@@ -63,7 +63,7 @@ ABLATIONS: dict[str, Ablation] = {
         ),
         Ablation(
             "no-gates",
-            "all tokens of a window count alike",
+            "equal weights for all tokens of a window",
             _memory("gate", "none"),
             lambda config: {"memory_gate": "none"},
         ),
@@ -75,7 +75,7 @@ ABLATIONS: dict[str, Ablation] = {
         ),
         Ablation(
             "no-forgetting",
-            "the memory keeps all it has",
+            "no decay of the memory",
             _memory("retain", False),
             lambda config: {"memory_retain": False},
         ),

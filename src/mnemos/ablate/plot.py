@@ -1,4 +1,4 @@
-"""Plot of an ablation: a dot per seed, and each mean with its interval."""
+"""Plots an ablation: a dot per seed, and each mean with its interval."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def plot(rows: list[dict[str, Any]], path: str | os.PathLike, title: str, unit: 
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise ValueError("drawing needs matplotlib, which is not installed: pip install 'mnemos[plots]'") from None
+        raise ValueError("plotting needs matplotlib, which is not installed: pip install 'mnemos[plots]'") from None
     shown = [row for row in rows if "score" in row][::-1]
     figure = Figure(figsize=(7, 1.2 + 0.42 * len(shown)), layout="constrained")
     FigureCanvasAgg(figure)

@@ -1,6 +1,6 @@
 """The grid in parallel processes. Finished cells are kept, so that a stopped run can resume.
 
-A folder holds settings.json (what is trained) and results.jsonl (a line per cell); both are written whole or not at all.
+A folder holds settings.json (the settings of the training) and results.jsonl (a line per cell); both are written atomically.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from .cell import model_config, run_cell
 from .grid import FULL, applicable
 from .tasks import TASKS
 
-Report = Callable[[dict[str, Any]], object]
+OnCell = Callable[[dict[str, Any]], object]
 
 
 @dataclass(frozen=True)
-class Settings:
+class AblationSettings:
     """Everything that a score depends on besides the ablation and the seed.
 
     overrides: of `presets.config`. vocab_size and pairs are those of MQAR; the other tasks have their own.
 
-    >>> Settings(task="mqar", steps=100).check()
+    >>> AblationSettings(task="mqar", steps=100).check()
     """
 
     preset: str = "atlas"
@@ -57,29 +57,29 @@ class Settings:
         if not self.lr > 0:
             raise ValueError(f"lr={self.lr!r} must be > 0")
         chosen = dataclasses.asdict(self)
-        TASKS[self.task].train(chosen, 0, 1)  # its own sentence for a length or a number of pairs that cannot be
+        TASKS[self.task].train(chosen, 0, 1)  # raises the task's own error for an impossible length or number of pairs
         model_config(chosen, FULL)
 
 
 def run(
-    settings: Settings,
+    settings: AblationSettings,
     folder: str | os.PathLike,
     ablations: Sequence[str] | None = None,
     seeds: int = 3,
     workers: int | None = None,
-    report: Report | None = None,
+    report: OnCell | None = None,
 ) -> list[dict[str, Any]]:
-    """Every ablation (None: all that change the model) and the full model, with each of `seeds` seeds: one result per cell.
+    """Train the full model and every ablation (None: all that change the model) with `seeds` seeds each. Returns one result per cell.
 
-    Cells that `folder` has already are not run again, unless they failed. `report` is called with every new result.
-    A cell that cannot be run has an `error` in place of its score; the others go on.
+    Finished cells in `folder` are not run again, unless they failed. `report` is called with every new result.
+    A cell that cannot be run has an `error` instead of a score; the others continue.
     """
     settings.check()
     whole("seeds", seeds, 1)
     chosen = json.loads(json.dumps(dataclasses.asdict(settings)))
     names = [FULL, *(applicable(model_config(chosen, FULL)) if ablations is None else dict.fromkeys(ablations))]
     for name in names:
-        model_config(chosen, name)  # an ablation that is unknown, or that changes nothing, is refused now
+        model_config(chosen, name)  # an unknown ablation, or one that changes nothing, raises now
     path = _open(Path(folder), chosen)
     results = read_results(path)
     wanted = [(name, seed) for seed in range(seeds) for name in dict.fromkeys(names)]
@@ -98,7 +98,7 @@ def _run_cells(
     workers: int,
     path: Path,
     results: list[dict[str, Any]],
-    report: Report | None,
+    report: OnCell | None,
 ) -> None:
     for index, result in run_all(run_cell, [(settings, *cell) for cell in cells], workers):
         name, seed = cells[index]

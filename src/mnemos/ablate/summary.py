@@ -9,9 +9,9 @@ from .grid import FULL
 
 
 def summary(results: list[dict[str, Any]], level: float = 0.95) -> list[dict[str, Any]]:
-    """A row per ablation, in the order in which they come: score and its interval, difference to the full model and its interval.
+    """One row per ablation, in order of appearance: score with interval, and difference to the full model with interval.
 
-    Differences are taken seed by seed, for a seed's batches are the same in both; their interval tells more than the two intervals.
+    Differences are taken per seed, because a seed has the same batches in both; compare ablations by the interval of the difference.
     """
     full = {r["seed"]: r["score"] for r in results if r["ablation"] == FULL and "score" in r}
     rows = []

@@ -20,8 +20,8 @@ from ..trials.text import TEST_SEED
 
 @dataclass(frozen=True)
 class Task:
-    """vocab_size: of the model. train(seed, rows, T): inputs and labels (B, T) as transformers' models take them.
-    score(model, examples, T): one number; `higher` is better, or lower. chance: what guessing scores, where that is known."""
+    """vocab_size: of the model. train(seed, rows, T): inputs and labels (B, T) in the convention of transformers' models.
+    score(model, examples, T): one number. higher: whether a higher score is better. chance: the score of guessing, if known."""
 
     name: str
     about: str
@@ -44,7 +44,7 @@ def _mqar() -> Task:
 
     return Task(
         "mqar",
-        "multi-query associative recall, as Zoology has it",
+        "multi-query associative recall, as in Zoology",
         "accuracy",
         True,
         lambda chosen: chosen["vocab_size"],
@@ -56,7 +56,7 @@ def _mqar() -> Task:
 
 def _mad(name: str) -> Task:
     known = MAD_TASKS[name]
-    training = {"training": True} if "recall" in name else {}  # MAD asks these for every next token while it trains
+    training = {"training": True} if "recall" in name else {}  # MAD trains these tasks on every next token
 
     def make(chosen: dict[str, Any], count: int, seed: int, **more) -> Examples:
         return mad(name, count, seed, length=chosen["length"], **more)
@@ -80,7 +80,7 @@ def _embedded() -> Task:
 
     return Task(
         "text",
-        "bytes of the text that is on every machine",
+        "bytes of Python's own documentation",
         "bits per byte",
         False,
         lambda chosen: 256,

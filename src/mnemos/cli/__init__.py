@@ -1,6 +1,6 @@
 """The command line, `mnemos <command>`: one module per command, each imported only when it runs.
 
-What a user got wrong is one sentence and exit status 2.
+Errors of the user are one sentence on stderr and exit status 2.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .. import __version__
 from .commands import COMMANDS, find_command
 from .commands import Command as Command
 from .commands import register_command as register_command
-from .help import ABOUT, print_help
+from .help import DESCRIPTION, print_help
 from .imports import import_all, take_imports
 
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
@@ -25,16 +25,19 @@ ALL_OPTIONS = "(mnemos --help lists all options)"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status."""
+    """Run one command. Returns the exit status."""
     try:
         return _run(sys.argv[1:] if arguments is None else list(arguments))
     except ValueError as wrong:
         print(f"mnemos: {wrong}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except KeyboardInterrupt:
+        print("mnemos: interrupted", file=sys.stderr)
+        return 130  # as shells report a process that SIGINT ended
+    except BrokenPipeError:  # the reader of our output closed it
         sys.stdout = None
         return 0
-    except OSError as wrong:  # a disk that is full, a folder that is someone else's
+    except OSError as wrong:  # a full disk, or a folder without permission
         if wrong.errno in UNWRITABLE:
             print(f"mnemos: {_named(wrong.filename)} cannot be written: {wrong.strerror}", file=sys.stderr)
         elif wrong.filename is not None:
@@ -78,12 +81,12 @@ def _run(arguments: list[str]) -> int:
 
 
 def _named(filename: object) -> str:
-    """A file as the user named it, not as the temporary one that takes its place at the end."""
+    """The name that the user gave, for a temporary file that is renamed to it."""
     return re.sub(r"\.([^/]+)\.[0-9a-f]{8,}\.part$", r"\1", str(filename or "a file"))[:200]
 
 
 def _parse(command: Command, arguments: Sequence[str]) -> Callable[[], Any]:
-    """The command with its options, to be called once they are read."""
+    """The command bound to its options, to be called once all are read."""
     import tyro
 
     from .usage import parsed
@@ -93,7 +96,7 @@ def _parse(command: Command, arguments: Sequence[str]) -> Callable[[], Any]:
 
 
 def _parse_all(arguments: Sequence[str]) -> None:
-    """tyro's own options, which concern all commands at once."""
+    """Handle tyro's own options, which apply to all commands."""
     import tyro
 
     from .usage import parsed
@@ -104,7 +107,7 @@ def _parse_all(arguments: Sequence[str]) -> None:
         name: nothing if command.parses_arguments else _later(command.load()) for name, command in COMMANDS.items()
     }
     parsed(
-        lambda: tyro.extras.subcommand_cli_from_dict(functions, prog="mnemos", args=arguments, description=ABOUT),
+        lambda: tyro.extras.subcommand_cli_from_dict(functions, prog="mnemos", args=arguments, description=DESCRIPTION),
         "mnemos",
     )
 

@@ -1,4 +1,4 @@
-"""`mnemos ablate`: switch off a preset's choices one by one, train each with several seeds, compare."""
+"""`mnemos ablate`: switches off one component of a preset at a time, trains each variant with several seeds, and compares."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ def ablate(
     output: Path | None = None,
     plot: Path | None = None,
 ) -> None:
-    """Which of a preset's choices does a task need?
+    """Switch off one component of a preset at a time, and measure the effect on a task.
 
-    The full model and each ablation are trained from scratch, in parallel processes. Results are kept in a folder as they come;
-    the same command goes on with what is missing. More seeds or ablations may be asked for later.
+    The full model and each ablation are trained from scratch, in parallel processes. Results are written as they finish; the same command
+    resumes, and may ask for more seeds or ablations.
 
     Args:
-        preset: a row of `mnemos presets`.
+        preset: a preset of `mnemos presets`.
         task: mqar, in-context-recall, noisy-in-context-recall, fuzzy-in-context-recall, selective-copying, memorization, text.
         size: a size of `mnemos presets`.
-        ablations: no-polynomial, gd, shallow, window-1, no-memory, no-gates, no-momentum, no-forgetting (all that change the preset).
-        seeds: how often each is trained.
-        steps: optimiser steps of each training.
+        ablations: no-polynomial, gd, shallow, window-1, no-memory, no-gates, no-momentum, no-forgetting; by default all that change the preset.
+        seeds: trainings per ablation.
+        steps: optimiser steps per training.
         batch_size: rows per step.
         lr: peak learning rate.
-        length: tokens of an example.
-        pairs: facts of an example, for mqar.
-        vocab_size: for mqar; half of it are keys, half values.
-        examples: how many to score.
-        set: any field of the model's config, name=value: hidden_size=64 num_hidden_layers=2 memory_chunk_size=16.
-        workers: parallel processes (one per core).
-        output: folder of the results (ablations/PRESET-TASK).
-        plot: the picture, .png, .svg or .pdf (ablation.png in that folder; needs matplotlib).
+        length: tokens per example.
+        pairs: facts per example, for mqar.
+        vocab_size: for mqar; half are keys, half are values.
+        examples: examples to score.
+        set: fields of the model's config as name=value: hidden_size=64 num_hidden_layers=2 memory_chunk_size=16.
+        workers: parallel processes; by default one per core.
+        output: folder of the results; by default ablations/PRESET-TASK.
+        plot: plot file, .png, .svg or .pdf; by default ablation.png in that folder; needs matplotlib.
     """
-    from ..ablate import TASKS, Settings, applicable, run, summary
+    from ..ablate import TASKS, AblationSettings, applicable, run, summary
     from ..ablate.cell import model_config
     from ..ablate.grid import FULL
     from ..ablate.runner import read_results
@@ -55,7 +55,7 @@ def ablate(
     from ..train.config import ModelConfig
     from .progress import bar_of_cells
 
-    settings = Settings(
+    settings = AblationSettings(
         preset=preset,
         size=size,
         overrides=ModelConfig(set=set).overrides(),

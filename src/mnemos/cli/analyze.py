@@ -1,4 +1,4 @@
-"""`mnemos analyze`: a page about a run, checkpoint by checkpoint, and what is wrong with it in words."""
+"""`mnemos analyze`: a page about a run, checkpoint by checkpoint, with findings in words."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def analyze(
 
     Args:
         runs: folders of runs.
-        out: the page (analyze.html in the first run's folder).
-        text: a file that every checkpoint reads (text that is on every machine).
-        tokens: how many tokens of it.
+        out: file of the page; by default analyze.html in the first run's folder.
+        text: file that every checkpoint reads; by default Python's own documentation.
+        tokens: tokens of the text to read.
         generate: tokens by which every checkpoint continues the run's prompt; 0 for none.
-        checkpoints: look at checkpoints too, not at the record alone.
+        checkpoints: also examine the checkpoints, not only the metrics.
         json: print the findings as lines of JSON.
     """
     import dataclasses
@@ -59,6 +59,6 @@ def analyze(
         for finding in run.findings:
             print(f"  {finding.level}: {finding.sentence()}")
         if not run.findings:
-            print("  nothing stands out")
+            print("  no findings")
     if not json:
         print(f"page: {target}")

@@ -1,4 +1,4 @@
-"""`mnemos backends`: which backend computes a memory, and why not another."""
+"""`mnemos backends`: the backend that computes each memory, and the reasons against the others."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Literal
 
 
 def backends(device: str = "cpu", dtype: Literal["float32", "float64", "bfloat16"] = "float32") -> None:
-    """Print which backend computes each preset's memory on this machine, and why.
+    """Print the backend that computes each preset's memory on this machine, and the reason.
 
     Args:
-        device: where the tensors are, as torch names it.
-        dtype: of the model's parameters.
+        device: device of the tensors, in torch's notation.
+        dtype: dtype of the model's parameters.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""The table of commands: a name, one line of help, and the function behind it, whose module is imported when the command runs."""
+"""The registry of commands: a name, one line of help, and a function, whose module is imported when the command runs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Function = TypeVar("Function", bound=Callable)
 class Command:
     """One command of the command line.
 
-    name: the word behind `mnemos`. about: one line of help. function: takes the options as its parameters and documents them in
-    its docstring; a function of this package is named "module:function", so that the table imports nothing.
+    name: the word after `mnemos`. about: one line of help. function: takes the options as its parameters and documents them in
+    its docstring; a function of this package is given as "module:function", so that the registry imports nothing.
     parses_arguments: the function takes the list of arguments instead, and returns the exit status.
     """
 
@@ -38,7 +38,11 @@ class Command:
 COMMANDS = {
     command.name: command
     for command in (
-        Command("ablate", "Which of a preset's choices does a task need?", "ablate:ablate"),
+        Command(
+            "ablate",
+            "Switch off one component of a preset at a time, and measure the effect on a task.",
+            "ablate:ablate",
+        ),
         Command(
             "analyze",
             "Write a page about a run (or several, to compare): losses, gates, memory norms, validation, generations, health.",
@@ -46,41 +50,41 @@ COMMANDS = {
         ),
         Command(
             "backends",
-            "Print which backend computes each preset's memory on this machine, and why.",
+            "Print the backend that computes each preset's memory on this machine, and the reason.",
             "backends:backends",
         ),
-        Command("data", "Prepare or look at training data.", "data:data"),
+        Command("data", "Tokenise or show training data.", "data:data"),
         Command(
             "demo",
-            "Train a small memory model and a sliding-window Transformer of its size, and compare what they recall.",
+            "Train a small memory model and a sliding-window Transformer of the same size, and compare their recall.",
             "demo:demo",
         ),
         Command(
             "eval",
-            "Measure a model: a run's folder, a folder that transformers can open, or a hub's name.",
+            "Evaluate a model: a run, a folder that transformers can open, or a hub name.",
             "eval:evaluate",
         ),
         Command(
             "export",
-            "Write the model of a run, whatever number of processes trained it, as one folder for transformers.",
+            "Write the model of a run as a transformers folder.",
             "export:export",
         ),
         Command("generate", "Continue a prompt.", "generate:generate"),
         Command(
             "inspect",
-            "Read a text with a model, and write a page: every token by surprise, lr, retain, momentum, gate and routing, layer by layer.",
+            "Read a text with a model and write a page: surprise, lr, retain, momentum, gate and routing of every token and layer.",
             "inspect:inspect",
         ),
         Command(
             "presets",
-            "Print the table of presets with their parameter counts, or one preset's whole config as JSON.",
+            "Print the table of presets with parameter counts, or the config of one preset as JSON.",
             "presets:presets",
         ),
         Command("runs", "List runs with their losses, or compare some of them in a table and a plot.", "runs:runs"),
-        Command("tokenizer", "Make or look at tokenizers.", "tokenizer:tokenizer"),
+        Command("tokenizer", "Train or show tokenizers.", "tokenizer:tokenizer"),
         Command(
             "train",
-            "Train a model: on text that is on every machine, on your files, or on datasets of the hub.",
+            "Train a model on Python's own documentation (no download), on your files, or on hub datasets.",
             "train:run_train",
             parses_arguments=True,
         ),
@@ -89,7 +93,7 @@ COMMANDS = {
 
 
 def register_command(name: str) -> Callable[[Function], Function]:
-    """Decorate a function to make it the command `mnemos NAME`. Its parameters become options, its docstring the help.
+    """Decorator: registers a function as the command `mnemos NAME`. Its parameters become options, its docstring the help.
 
     >>> @register_command("greet")
     ... def greet(who: str = "you") -> None:
@@ -111,7 +115,7 @@ def register_command(name: str) -> Callable[[Function], Function]:
 
 
 def find_command(name: str) -> Command:
-    """The command of this name; an error that lists the valid ones where there is none."""
+    """The command of this name; raises an error that lists the valid names for an unknown one."""
     if name not in COMMANDS:
         raise unknown("command", name, COMMANDS)
     return COMMANDS[name]

@@ -1,4 +1,4 @@
-"""`mnemos data build` makes the shards of a corpus ahead of training, `mnemos data show` says what is in them."""
+"""`mnemos data build` tokenises a corpus before training; `mnemos data show` prints its contents."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ import tyro
 from ..data.config import DataConfig
 
 if TYPE_CHECKING:
-    from ..data import Data, Report
+    from ..data import Data, ReadReport
 
 
 @dataclass
-class Build:
-    """Tokenise the sources into shards, unless they are there, and print what was read and what was left out."""
+class BuildData:
+    """Tokenise the sources into shards, unless they exist, and print counts of the documents read and skipped."""
 
     sources: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """The same as --sources."""
+    """Same as --sources."""
     data: Annotated[DataConfig, tyro.conf.arg(name="")] = field(default_factory=DataConfig)
 
 
 @dataclass
-class Show(Build):
-    """Print what was read, and the first rows that a training with this seed would see."""
+class ShowData(BuildData):
+    """Print counts of the documents read and skipped, and the first rows of a training with this seed."""
 
     rows: int = 2
     """How many rows."""
     width: int = 400
-    """Characters of each row to print."""
+    """Characters to print of each row."""
     seed: int = 0
-    """The seed of the order."""
+    """Seed of the order of the data."""
 
 
 def data(
     command: Annotated[
-        Annotated[Build, tyro.conf.subcommand("build")] | Annotated[Show, tyro.conf.subcommand("show")],
+        Annotated[BuildData, tyro.conf.subcommand("build")] | Annotated[ShowData, tyro.conf.subcommand("show")],
         tyro.conf.arg(name=""),
     ],
 ) -> None:
-    """Prepare or look at training data."""
+    """Tokenise or show training data."""
     from ..data import open_data
 
-    if isinstance(command, Show):
+    if isinstance(command, ShowData):
         for name in ("rows", "width", "seed"):
             if getattr(command, name) < 0:
                 raise ValueError(f"{name}={getattr(command, name)} must be 0 or more")
     config = dataclasses.replace(command.data, sources=command.sources or command.data.sources, prefetch=0)
-    opened = open_data(config, seed=command.seed if isinstance(command, Show) else 0)
+    opened = open_data(config, seed=command.seed if isinstance(command, ShowData) else 0)
     _print_report(opened)
-    if isinstance(command, Show):
+    if isinstance(command, ShowData):
         _print_rows(opened, command.rows, command.width)
 
 
@@ -63,7 +63,7 @@ def _print_report(opened: Data) -> None:
     for column in ("source", "weight", "documents", "tokens", "bytes", "bytes/token", "repaired", "skipped"):
         grid.add_column(column, justify="left" if column in ("source", "skipped") else "right")
 
-    def add(name: str, weight: str, report: Report) -> None:
+    def add(name: str, weight: str, report: ReadReport) -> None:
         numbers = (report.documents, report.tokens, report.bytes)
         grid.add_row(
             name,

@@ -1,4 +1,4 @@
-"""`mnemos eval`: measure a saved model, suite by suite, into one file of results."""
+"""`mnemos eval`: evaluates a saved model, suite by suite, into one results file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from ..eval.settings import PATHS, Settings
+from ..eval.settings import PATHS, EvalSettings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,24 +27,24 @@ def evaluate(
     watch: float | None = None,
     once: bool = False,
     allow_missing: bool = False,
-    options: Annotated[Settings, tyro.conf.OmitArgPrefixes, tyro.conf.arg(name="suite")] = Settings(),  # noqa: B008
+    options: Annotated[EvalSettings, tyro.conf.OmitArgPrefixes, tyro.conf.arg(name="suite")] = EvalSettings(),  # noqa: B008
 ) -> None:
-    """Measure a model: a run's folder, a folder that transformers can open, or a hub's name.
+    """Evaluate a model: a run, a folder that transformers can open, or a hub name.
 
-    Results are kept in a JSON file after every suite, and shown on a page beside it; a suite that is there already with the same settings is not run again.
+    Results are written to a JSON file after every suite, with a page beside it. A suite that the file has with the same settings is not run again.
 
     Args:
-        model: what to measure.
-        suite: perplexity, needle, babilong, mqar, mad, capacity, length, commonsense, harness (needle babilong capacity; with --text, perplexity and length too).
-        output: the results file (eval.json in the model's folder).
-        plot: also draw the results, into a .png, .svg or .pdf file.
-        fresh: run again what the results file has already.
-        device: where to run.
-        dtype: of the weights: auto, float32, bfloat16.
-        checkpoint: of a run: best, last or a step (its export, else the best).
-        watch: evaluate every checkpoint of a run into eval_results.jsonl, and look for new ones every so many seconds.
-        once: with --watch, do not look again.
-        allow_missing: open weights that lack tensors, which are then initialised as in a new model.
+        model: folder of a run or of a saved model, or a hub name.
+        suite: perplexity, needle, babilong, mqar, mad, capacity, length, commonsense, harness; by default needle babilong capacity; with --text also perplexity and length.
+        output: results file; by default eval.json in the model's folder.
+        plot: also plot the results, to a .png, .svg or .pdf file.
+        fresh: run suites again that the results file already has.
+        device: torch device.
+        dtype: dtype of the weights: auto, float32, bfloat16.
+        checkpoint: checkpoint of a run: best, last or a step; by default its export, else best.
+        watch: evaluate every checkpoint of a run into eval_results.jsonl, and look for new ones at this interval in seconds.
+        once: with --watch, evaluate the existing checkpoints only.
+        allow_missing: initialise tensors that the weights lack as in a new model, instead of raising an error.
         options: options of the suites.
     """
     import dataclasses
@@ -65,7 +65,7 @@ def evaluate(
         left_out = [name for name in usual_suites(with_text=True) if name not in suite]
         if left_out:
             names = " and ".join(left_out)
-            print(f"mnemos: {names} are left out: they read a text of yours, --text FILE", file=sys.stderr)
+            print(f"mnemos: {names} are left out: they need a text, --text FILE", file=sys.stderr)
     check_names(suite)
     if watch is not None:
         from ..eval.watch import watch as watch_run
@@ -96,7 +96,7 @@ def evaluate(
 
 
 def _with_progress(run) -> dict[str, Any]:
-    """Run with a bar for the suite under way: how much of it is done, of how much where that is known, and for how long."""
+    """Run with a progress bar for the current suite."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[done]}"), TimeElapsedColumn())

@@ -1,4 +1,4 @@
-"""`mnemos export`: a run's model as one transformers folder."""
+"""`mnemos export`: writes the model of a run as a transformers folder."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ def export(
     average: bool = False,
     allow_missing: bool = False,
 ) -> None:
-    """Write the model of a run, whatever number of processes trained it, as one folder for transformers.
+    """Write the model of a run as a transformers folder.
+
+    Any number of processes may have trained it.
 
     Args:
-        run: a run's folder.
-        out: the folder to write; it must not exist, or be empty.
+        run: folder of the run.
+        out: folder to write; it must not exist, or be empty.
         checkpoint: best, last, or a step.
-        average: the average of the weights (runs with optim.ema).
-        allow_missing: open weights that lack tensors, which are then initialised as in a new model.
+        average: export the average of the weights (runs with optim.ema).
+        allow_missing: initialise tensors that the weights lack as in a new model, instead of raising an error.
     """
     from ..train.runs import export as write
 

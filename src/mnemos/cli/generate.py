@@ -1,4 +1,4 @@
-"""`mnemos generate`: text from a run, or from an exported folder."""
+"""`mnemos generate`: generates text with a run or an exported model."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def generate(
     """Continue a prompt.
 
     Args:
-        model: a run's folder (runs/x), or a folder that `mnemos export` wrote.
-        prompt: what to continue; - reads it from standard input.
-        max_tokens: tokens to add, at most.
-        temperature: 0 takes the likeliest token each time.
-        top_k: draw from so many tokens; 0 from all.
-        top_p: draw from the likeliest tokens that together have this probability.
-        samples: how many continuations.
-        seed: for the same text again.
+        model: folder of a run (runs/x), or a folder written by `mnemos export`.
+        prompt: text to continue; - reads it from standard input.
+        max_tokens: largest number of tokens to generate.
+        temperature: sampling temperature; 0 for greedy decoding.
+        top_k: sample from this many of the likeliest tokens; 0 for all.
+        top_p: sample from the likeliest tokens with this total probability.
+        samples: number of continuations.
+        seed: random seed, for reproducible text.
         checkpoint: best, last, or a step of the run.
-        device: where to compute.
-        stream: print text as it comes (one sample).
-        allow_missing: open weights that lack tensors, which are then initialised as in a new model.
+        device: torch device.
+        stream: print text as it is generated (one sample).
+        allow_missing: initialise tensors that the weights lack as in a new model, instead of raising an error.
     """
     import torch
 
@@ -81,7 +81,7 @@ def generate(
 
 
 def _standard_input() -> str:
-    """All of it, as UTF-8, without the line break at its end."""
+    """Standard input as UTF-8, without the final line break."""
     text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
     return text.removesuffix("\n").removesuffix("\r")
 
@@ -91,7 +91,7 @@ def _open(model: str, checkpoint: str, allow_missing: bool):
     from pathlib import Path
 
     path = Path(model)
-    if os.path.exists(path / "config.yaml"):  # unlike Path.exists, not an error for a name that is too long
+    if os.path.exists(path / "config.yaml"):  # unlike Path.exists, no error for a name that is too long
         from ..train.runs import load_model, load_tokenizer
 
         return load_model(path, checkpoint, allow_missing=allow_missing), load_tokenizer(path)
@@ -106,12 +106,12 @@ def _open(model: str, checkpoint: str, allow_missing: bool):
         return language, tokenizer
     inside = sorted(p.parent for p in path.glob("*/config.yaml")) if os.path.isdir(path) else []
     if inside:
-        raise ValueError(f"{model} holds runs, but is none: choose one of {', '.join(map(str, inside))}")
+        raise ValueError(f"{model} is a folder of runs, not a run: choose one of {', '.join(map(str, inside))}")
     raise ValueError(f"{model:.200} is neither a run (config.yaml) nor an exported model (config.json)")
 
 
 class Streamer:
-    """Prints what `generate` makes, as soon as its characters are whole."""
+    """Prints generated text as soon as its characters are complete."""
 
     def __init__(self, tokenizer):
         self.tokenizer, self.ids, self.shown = tokenizer, [], 0

@@ -1,14 +1,14 @@
-"""`mnemos --help`, printed from the table of commands: no command's module is imported for it."""
+"""`mnemos --help`, printed from the registry of commands, without importing their modules."""
 
 from __future__ import annotations
 
 from .commands import COMMANDS
 
-ABOUT = "Sequence models whose memory learns at test time. Each command has --help; --version prints which this is."
+DESCRIPTION = "Sequence models whose memory learns at test time. Each command has --help; --version prints the version."
 OPTIONS = {
     "-h, --help": "show this help message and exit",
     "--version": "print the version and exit",
-    "--import MODULE": "import a Python module, or a file such as ./parts.py, first: what it registers can be used by the command (repeatable)",
+    "--import MODULE": "first import a Python module, or a file such as ./parts.py, that registers components (repeatable)",
 }
 
 
@@ -30,7 +30,7 @@ def print_help() -> None:
             grid.add_row(indent + name, about)
         return Panel(grid, title=title, title_align="left", box=box.ROUNDED, border_style="dim")
 
-    print(f"usage: mnemos [-h] {{{','.join(COMMANDS)}}}\n\n{ABOUT}\n")
+    print(f"usage: mnemos [-h] {{{','.join(COMMANDS)}}}\n\n{DESCRIPTION}\n")
     console.print(panel("options", OPTIONS), highlight=False, markup=False)
     commands = {name: command.about for name, command in COMMANDS.items()}
     console.print(panel("subcommands", commands, "• "), highlight=False, markup=False)

@@ -1,4 +1,4 @@
-"""`--import MODULE`, on every command: parts of a user's own, registered before the command runs."""
+"""`--import MODULE`, for every command: modules that register user-defined components, imported before the command runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def take_imports(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def import_all(modules: Sequence[str]) -> None:
-    """Import each; what is wrong with one is a sentence that begins with its flag."""
+    """Import each module; an error message begins with the flag."""
     for name in modules:
         try:
             import_named(name)

@@ -1,4 +1,4 @@
-"""`mnemos inspect`: a page that shows what a memory did with a text."""
+"""`mnemos inspect`: a page about a model's memory while it reads a text."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def inspect(
     device: str = "cpu",
     allow_missing: bool = False,
 ) -> None:
-    """Read a text with a model, and write a page: every token by surprise, lr, retain, momentum, gate and routing, layer by layer.
+    """Read a text with a model and write a page: surprise, lr, retain, momentum, gate and routing of every token and layer.
 
     Args:
-        model: a run's folder (runs/x), or a folder that `mnemos export` wrote.
-        text: a file with text in UTF-8.
-        against: a second model to show beside it; the same run with another --against-checkpoint, too.
-        checkpoint: of a run: best, last or a step (its export, else the best).
-        against_checkpoint: the same, of the second model.
-        out: the page (inspect.html in the model's folder).
-        max_tokens: so many tokens of the text are read, at most 20,000.
-        device: where to compute.
-        allow_missing: open weights that lack tensors, which are then initialised as in a new model.
+        model: folder of a run (runs/x), or a folder written by `mnemos export`.
+        text: text file in UTF-8.
+        against: second model, shown beside the first; may be the same run with another --against-checkpoint.
+        checkpoint: checkpoint of a run: best, last or a step; by default its export, else best.
+        against_checkpoint: the same, for the second model.
+        out: file of the page; by default inspect.html in the model's folder.
+        max_tokens: tokens of the text to read, at most 20,000.
+        device: torch device.
+        allow_missing: initialise tensors that the weights lack as in a new model, instead of raising an error.
     """
     from ..eval.loading import load
     from ..report.inspect import inspect as look
@@ -57,7 +57,7 @@ def inspect(
 
 
 def _name(path: str, checkpoint: str | None) -> str:
-    """`x, step 500`."""
+    """A model's name for the page, such as `x, step 500`."""
     from ..train.runs import find_checkpoint
 
     folder = Path(path)
@@ -69,7 +69,7 @@ def _name(path: str, checkpoint: str | None) -> str:
 
 
 def _print(seen) -> None:
-    """How tokens are routed, layer by layer."""
+    """Print the routing of tokens, layer by layer."""
     from .tables import print_table
 
     perplexity = ", ".join(f"{x:.3f} {name}" for name, x in seen.perplexities().items())

@@ -1,6 +1,6 @@
-"""The table of presets with its parameter counts, kept in a file: counting needs torch, whose import takes seconds.
+"""The table of presets with parameter counts, cached in a file: counting imports torch, which takes seconds.
 
-`python -m mnemos.cli.preset_table` writes preset_table.json anew; a test compares the file with the presets.
+`python -m mnemos.cli.preset_table` writes preset_table.json; a test compares the file with the presets.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from ..choices import unknown
 
-FILE = Path(__file__).with_suffix(".json")
+PRESET_TABLE_FILE = Path(__file__).with_suffix(".json")
 
 
 def kept() -> dict[str, Any]:
@@ -21,11 +21,11 @@ def kept() -> dict[str, Any]:
     >>> kept()["presets"]["titans-mag"]["block"]
     'mag'
     """
-    return json.loads(FILE.read_text(encoding="utf-8"))
+    return json.loads(PRESET_TABLE_FILE.read_text(encoding="utf-8"))
 
 
 def computed() -> dict[str, Any]:
-    """The same, from the presets themselves."""
+    """The same table, computed from the presets."""
     from ..models import presets as table
 
     return {
@@ -49,4 +49,4 @@ def check_size(name: str, table: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    FILE.write_text(json.dumps(computed(), indent=1) + "\n", encoding="utf-8")
+    PRESET_TABLE_FILE.write_text(json.dumps(computed(), indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`mnemos presets`: the table of models, or one of them in full."""
+"""`mnemos presets`: the table of presets, or the config of one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import tyro
 def presets(
     name: Annotated[str | None, tyro.conf.Positional] = None, /, size: str | None = None, miras: bool = False
 ) -> None:
-    """Print the table of presets with their parameter counts, or one preset's whole config as JSON.
+    """Print the table of presets with parameter counts, or the config of one preset as JSON.
 
     Args:
-        name: a preset, to see its config.
-        size: the size of that config (nano); in the table, the only size to count.
+        name: preset whose config to print.
+        size: size of that config; by default nano; for the table, the only size to count.
         miras: print the four choices of Miras for every preset: memory, attentional bias, retention, algorithm.
     """
     if miras and name is None:
@@ -35,7 +35,7 @@ def _print_miras() -> None:
 
 
 def _print_config(name: str, size: str) -> None:
-    """Every choice, those of the memory spelt out."""
+    """Print all fields, including those of the memory."""
     import dataclasses
     import json
 

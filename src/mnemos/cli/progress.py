@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def bar_of_cells(title: str, total: int, completed: int) -> Generator[Callable[[str], None]]:
-    """A bar on the standard error; what it yields is called with a description whenever a cell is done."""
+    """A progress bar on stderr; yields a function to call with a description whenever a cell is done."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

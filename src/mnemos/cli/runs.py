@@ -1,4 +1,4 @@
-"""`mnemos runs`: what was trained, side by side."""
+"""`mnemos runs`: a table of runs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def runs(
     """List runs with their losses, or compare some of them in a table and a plot.
 
     Args:
-        names: runs to compare, by name or folder; all where none is given.
-        folder: where runs live.
-        plot: write a picture of the loss curves there (.png, .svg or .pdf).
+        names: runs to compare, by name or folder; by default all.
+        folder: parent folder of the runs.
+        plot: plot the loss curves to this file (.png, .svg or .pdf).
         json: print lines of JSON instead of a table.
     """
     import sys
@@ -47,7 +47,7 @@ def runs(
 
 
 def _no_run(folder: str) -> str:
-    return f"{folder} holds no run; `mnemos train` makes one"
+    return f"{folder} holds no run; `mnemos train` creates one"
 
 
 def _print_table(rows: list[dict]) -> None:
@@ -61,7 +61,7 @@ def _print_table(rows: list[dict]) -> None:
         "val_loss": "{:.4f}",
         "bits_per_byte": "{:.3f}",
         "best": "{:.4f}",
-        "memory_worth": "{:+.1%}",
+        "memory_gain": "{:+.1%}",
         "tokens_per_second": "{:,.0f}",
         "bad_steps": "{}",
     }

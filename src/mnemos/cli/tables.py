@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[str], title: str = "") -> None:
-    """Print the rows as wide as the terminal is, or as they are where there is none. left: columns that are aligned left."""
+    """Print the rows in the width of the terminal, or in full width without one. left: columns to align left."""
     from rich.console import Console
 
     console = Console()
@@ -21,15 +21,16 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: Col
 def fitting(
     width: int, columns: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[str], title: str = ""
 ) -> list[Table]:
-    """The rows as one table, or as several below each other where `width` characters are too few: nothing is cut off, and the first
-    column leads each.
+    """The rows as one table, or as several if `width` characters are too few: nothing is cut off, and each begins with the first column.
 
     >>> [len(table.columns) for table in fitting(24, ["name", "step", "loss"], [["first", "1,000", "1.2345"]], left=["name"])]
     [2, 2]
     """
     from rich.table import Table
 
-    needed = [max(len(row[i]) for row in [columns, *rows]) + 3 for i in range(len(columns))]  # a line and two blanks
+    needed = [
+        max(len(row[i]) for row in [columns, *rows]) + 3 for i in range(len(columns))
+    ]  # a line and two blanks per column
     groups: list[list[int]] = [[0]]
     for i in range(1, len(columns)):
         if len(groups[-1]) > 1 and sum(needed[j] for j in [*groups[-1], i]) + 1 > width:

@@ -1,4 +1,4 @@
-"""`mnemos tokenizer train` makes a BPE tokenizer from a corpus, `mnemos tokenizer show` says what one does with a text."""
+"""`mnemos tokenizer train` trains a BPE tokenizer on a corpus; `mnemos tokenizer show` prints how a tokenizer splits a text."""
 
 from __future__ import annotations
 
@@ -10,56 +10,57 @@ import tyro
 
 
 @dataclass
-class Train:
-    """Train a byte-level BPE tokenizer with <pad> <unk> <bos> <eos> on a sample of the sources, and write it as a folder."""
+class TrainTokenizer:
+    """Train a byte-level BPE tokenizer with <pad> <unk> <bos> <eos> on a sample of the sources, and write it to a folder."""
 
     data: Annotated[tuple[str, ...], tyro.conf.Positional] = ("embedded",)
-    """Files, folders, recipes or hub datasets; `:0.4` behind each is its weight."""
+    """Files, folders, named sources or hub datasets; append `:0.4` for a weight."""
     output: str = "tokenizer"
-    """The folder to write: `--tokenizer FOLDER` and transformers' AutoTokenizer read it."""
+    """Folder to write, for `--tokenizer FOLDER` and transformers' AutoTokenizer."""
     vocab_size: int = 32_000
-    """Tokens, special ones included. A small corpus may give fewer."""
+    """Vocabulary size, including special tokens; smaller for a small corpus."""
     target_chars: int = 50_000_000
-    """Characters to train on, at most."""
+    """Largest number of characters to train on."""
     keep_corpus: bool = False
-    """Keep the text that was sampled."""
+    """Keep the sampled text."""
     corpus_path: str | None = None
-    """Where to keep it (corpus.txt in the output folder); naming it keeps it."""
+    """File of the sampled text; by default corpus.txt in the output folder; implies --keep-corpus."""
     seed: int = 42
-    """Which of many files are sampled first."""
+    """Seed of the order in which files are sampled."""
     text_column: str = "text"
-    """The column or key that holds a document."""
+    """Column or key that holds a document."""
 
 
 @dataclass
-class Show:
-    """Print a tokenizer's size and special tokens, and how it cuts a text."""
+class ShowTokenizer:
+    """Print a tokenizer's size and special tokens, and its tokens of a text."""
 
     name: Annotated[str, tyro.conf.Positional] = "bytes"
     """bytes, a tokenizer.json, a folder, or a hub name."""
     text: str = "The quick brown fox jumps over the lazy dog."
-    """The text to cut."""
+    """Text to tokenise."""
     eos_token: str | None = None
-    """The token that ends a document, where the tokenizer does not say."""
+    """The end-of-document token, if the tokenizer defines none."""
 
 
 def tokenizer(
     command: Annotated[
-        Annotated[Train, tyro.conf.subcommand("train")] | Annotated[Show, tyro.conf.subcommand("show")],
+        Annotated[TrainTokenizer, tyro.conf.subcommand("train")]
+        | Annotated[ShowTokenizer, tyro.conf.subcommand("show")],
         tyro.conf.arg(name=""),
     ],
 ) -> None:
-    """Make or look at tokenizers."""
-    _train(command) if isinstance(command, Train) else _show(command)
+    """Train or show tokenizers."""
+    _train(command) if isinstance(command, TrainTokenizer) else _show(command)
 
 
-def _train(command: Train) -> None:
+def _train(command: TrainTokenizer) -> None:
     from ..data.bpe import kept, sample_texts, train_bpe
     from ..data.display import training_tokenizer
-    from ..data.readers import Rules
+    from ..data.readers import ReadRules
     from ..data.sources import resolve
 
-    rules = Rules(column=command.text_column)
+    rules = ReadRules(column=command.text_column)
     sources = resolve(command.data, rules)
     folder = Path(command.output)
     if (folder / "tokenizer.json").exists():
@@ -73,10 +74,10 @@ def _train(command: Train) -> None:
     made.save(folder)
     print(f"{made.vocab_size} tokens in {folder}")
     if made.vocab_size < command.vocab_size:
-        print(f"The text holds no more pairs worth a token, though {command.vocab_size} were asked for.")
+        print(f"The corpus has too few pairs for the {command.vocab_size} tokens asked for.")
 
 
-def _show(command: Show) -> None:
+def _show(command: ShowTokenizer) -> None:
     from ..data.tokenizer import open_tokenizer
 
     opened = open_tokenizer(command.name, command.eos_token)

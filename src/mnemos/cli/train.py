@@ -1,4 +1,4 @@
-"""`mnemos train`: a run from the command line. Defaults, then a recipe, then a config file, then flags."""
+"""`mnemos train`: trains a model. Settings: defaults, then recipes, then a config file, then flags."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
-SHORT = {
+SHORT_FLAGS = {
     "--preset": "--model.preset",
     "--size": "--model.size",
     "--data": "--data.sources",
@@ -29,7 +29,7 @@ SHORT = {
 
 
 def run_train(arguments: Sequence[str]) -> int:
-    """The exit status: 0 for a run that ended or was stopped and saved, 1 for one that failed."""
+    """Train. Returns the exit status: 0 for a run that finished, or was stopped and saved; 1 for one that failed."""
     arguments, processes = _dry(arguments)
     if processes is not None:
         return _dry_run(arguments, processes)
@@ -53,7 +53,7 @@ def run_train(arguments: Sequence[str]) -> int:
 
 
 def _dry(arguments: Sequence[str]) -> tuple[list[str], int | None]:
-    """The arguments without --dry-run, and for how many processes it was asked for; None where it was not."""
+    """The arguments without --dry-run, and its number of processes; None without --dry-run."""
     rest, processes, items = [], None, list(arguments)
     while items:
         flag, equals, value = items.pop(0).partition("=")
@@ -68,7 +68,7 @@ def _dry(arguments: Sequence[str]) -> tuple[list[str], int | None]:
 
 
 def _dry_run(arguments: Sequence[str], processes: int) -> int:
-    """Print what the run would need; start nothing."""
+    """Print the requirements of the run, without starting it."""
     from rich.console import Console
     from rich.table import Table
 
@@ -84,7 +84,7 @@ def _dry_run(arguments: Sequence[str], processes: int) -> int:
 
 @contextlib.contextmanager
 def uncollected() -> Generator[None]:
-    """For imports: of the many objects they make nearly all stay, and looking for those that do not takes a sixth of the time."""
+    """Garbage collection off, for imports: nearly all their objects stay, and collecting takes a sixth of the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -96,10 +96,10 @@ def uncollected() -> Generator[None]:
 
 
 def read_arguments(arguments: Sequence[str]):
-    """The config that the flags ask for, and whether to resume."""
+    """The config of the flags, and whether to resume."""
     import tyro
 
-    from ..train.config import LENGTHS, TrainConfig, merge
+    from ..train.config import EXCLUSIVE_LENGTHS, TrainConfig, merge
     from ..train.ownership import check_name
     from ..train.recipes import RECIPES, recipe
     from ..train.runs import new_name
@@ -114,7 +114,7 @@ def read_arguments(arguments: Sequence[str]):
         config = merge(config, _fields(path))
     if resume is not None:
         if chosen["--recipe"] or chosen["--config"]:
-            raise ValueError("--resume goes on with the settings of the run: leave out --recipe and --config")
+            raise ValueError("--resume uses the settings of the run: leave out --recipe and --config")
         path = Path(resume) if resume else _newest(rest, config.folder)
         path = path.absolute() if path.name == "" else path.resolve() if path.name == ".." else path
         if not (path / "config.yaml").exists():
@@ -123,21 +123,21 @@ def read_arguments(arguments: Sequence[str]):
         config.name, config.folder = path.name, str(path.parent)
     before = dataclasses.replace(config.model)
     flags = {item.partition("=")[0] for item in rest}
-    for name, other in LENGTHS.items():
+    for name, other in EXCLUSIVE_LENGTHS.items():
         if f"--{name}" in flags:
             setattr(config, other, None)
     about = (
-        "Train a model. Defaults, then --recipe, then --config FILE, then flags.\n\n"
+        "Train a model. Later settings win: defaults, --recipe, --config FILE, flags.\n\n"
         "  mnemos train --preset titans-mag --recipe quick --name first\n"
         "  mnemos train --preset titans-mag --recipe quick --data my-notes/\n"
         "  mnemos train --resume runs/first\n\n"
         "Recipes (--recipe NAME, repeatable):\n"
         + "\n".join(f"  {name}: {text}" for name, (text, _) in RECIPES.items())
-        + "\n\n--resume [RUN] goes on with a run, without RUN with the newest.\n"
-        + "--dry-run [N] starts nothing: it builds one block of each kind, and tells parameters, steps and memory on N devices.\n"
+        + "\n\n--resume [RUN] continues a run; by default the newest.\n"
+        + "--dry-run [N] starts no run: it builds one block of each kind, and prints parameters, steps and memory on N devices.\n\n"
         + "Short forms: "
-        + ", ".join(f"{short} for {full}" for short, full in SHORT.items())
-        + ".\n--output-dir RUN is the run's folder: --folder and --name in one (with --name, the folder that holds it)."
+        + ", ".join(f"{short} for {full}" for short, full in SHORT_FLAGS.items())
+        + ".\n\n--output-dir RUN is the folder of the run, --folder and --name in one (with --name: the parent folder)."
     )
     try:
         config = parsed(
@@ -148,28 +148,28 @@ def read_arguments(arguments: Sequence[str]):
         raise ValueError(_in_short(str(wrong), arguments)) from None
     if resume is not None and config.model != before:
         raise ValueError(
-            f"--resume goes on with the model of the run, {before.preset} {before.size}: leave out --preset, --size and --model.set"
+            f"--resume uses the model of the run, {before.preset} {before.size}: leave out --preset, --size and --model.set"
         )
     check_trackers(config.watch.trackers)
     if config.name is not None:
         check_name(config.name)
     if chosen["--config"] and config.name and "--name" not in flags:
-        config.name = new_name(Path(config.folder), config.name)  # the same run again, not the same folder
+        config.name = new_name(Path(config.folder), config.name)  # the same settings again, but not the same folder
     return config, resume is not None
 
 
 def _fields(path: str) -> dict:
-    """A config file's fields alone, so that what it does not say stays as it was."""
+    """The fields of a config file only; fields that it lacks keep their values."""
     import yaml
 
     from ..train.config import TrainConfig
 
-    TrainConfig.load(path)  # says what is wrong with it
+    TrainConfig.load(path)  # raises an error for an invalid file
     return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
 
 
 def _take(arguments: Sequence[str]) -> tuple[list[str], dict[str, list[str]], str | None]:
-    """Long forms of the short flags; the values of --recipe and --config; what follows --resume ("" for nothing)."""
+    """The arguments with long flags; the values of --recipe and --config; the value of --resume ("" for none given)."""
     rest: list[str] = []
     chosen: dict[str, list[str]] = {"--recipe": [], "--config": []}
     resume, items, place = None, list(arguments), None
@@ -186,12 +186,12 @@ def _take(arguments: Sequence[str]) -> tuple[list[str], dict[str, list[str]], st
         elif flag == "--resume":
             resume = value if equals else items.pop(0) if items and not items[0].startswith("-") else ""
         else:
-            rest.append(SHORT.get(flag, flag) + equals + value)
+            rest.append(SHORT_FLAGS.get(flag, flag) + equals + value)
     return rest + _place(place, {item.partition("=")[0] for item in rest}), chosen, resume
 
 
 def _place(output_dir: str | None, flags: set[str]) -> list[str]:
-    """--output-dir as --folder and --name: the run is that folder, or one of that name inside it.
+    """--output-dir as --folder and --name: the folder of the run, or with --name its parent.
 
     >>> _place("runs/x", set()), _place("runs", {"--name"})
     (['--folder', 'runs', '--name', 'x'], ['--folder', 'runs'])
@@ -208,15 +208,15 @@ def _place(output_dir: str | None, flags: set[str]) -> list[str]:
 
 
 def _in_short(text: str, arguments: Sequence[str]) -> str:
-    """A sentence about flags, with the short forms that the user wrote."""
+    """An error message with the short flags that the user wrote."""
     given = {item.partition("=")[0] for item in arguments}
-    for short, full in SHORT.items():
+    for short, full in SHORT_FLAGS.items():
         text = re.sub(rf"{re.escape(full)}(?![\w.-])", short, text) if short in given else text
     return text
 
 
 def _newest(rest: list[str], folder: str) -> Path:
-    """The run that a bare --resume means: the one named, or the newest that has a config."""
+    """The run of a --resume without a value: the one given by --name, or the newest with a config."""
     for flag, value in zip(rest, rest[1:]):
         folder = value if flag == "--folder" else folder
     for flag, value in zip(rest, rest[1:]):

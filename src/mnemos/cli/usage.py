@@ -17,7 +17,7 @@ RULE = re.compile(r"[\s│╭╮╰╯─|+-]*")
 
 
 def parsed(parse: Callable[[], Any], help_from: str) -> Any:
-    """What `parse` returns; where tyro would print an error and exit, a ValueError. help_from: the command whose --help to name.
+    """The result of `parse`; raises a ValueError instead of tyro's error and exit. help_from: the command whose --help the error names.
 
     >>> parsed(lambda: sys.exit(print("Value error\\n---\\nError parsing --steps: invalid literal for int() with base 10: 'a'",
     ...     file=sys.stderr) or 2), "mnemos x")
@@ -37,7 +37,7 @@ def parsed(parse: Callable[[], Any], help_from: str) -> Any:
 
 
 def sentence(box: str) -> str:
-    """The error of a box of tyro's, in one line."""
+    """The error in one of tyro's boxes, in one line."""
     _title, *sections = _sections(box) if box.strip() else ["", "the arguments cannot be read"]
     body, rest = sections[0] if sections else _title, " ".join(sections[1:])
     if match := re.match(r"Error parsing (\S+): (.*)", body):
@@ -60,7 +60,7 @@ def sentence(box: str) -> str:
 
 
 def _sections(box: str) -> list[str]:
-    """The text between the rules of a box, each as one line."""
+    """The sections of a box, each as one line."""
     found: list[list[str]] = [[]]
     for line in box.splitlines():
         if title := re.match(r"\s*╭─ (.*?) ─*╮?$", line):

@@ -1,6 +1,6 @@
-"""Data: text of any source, tokenised once into memory-mapped shards, and batches of it in an order that can be repeated.
+"""Data: tokenises text of any source once into memory-mapped shards, and serves batches in a reproducible order.
 
-`open_data(DataConfig(...))` is the way in. Names are loaded when first used: the processes that tokenise need no torch.
+Entry point: `open_data(DataConfig(...))`. Names are imported lazily, because the processes that tokenise need no torch.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from .dataset import Data, open_data
     from .long_context import BookDataset, LongContextDataset
     from .padding import collate
-    from .readers import Item, Reader, Rules, open_item, register_reader
+    from .readers import Item, Reader, ReadRules, open_item, register_reader
     from .recall import RecallDataset
-    from .report import Report
+    from .report import ReadReport
     from .tokenizer import ByteTokenizer, Tokenizer, check_vocabulary, open_tokenizer
 
 _HOME = {
@@ -31,8 +31,8 @@ _HOME = {
     "LongContextDataset": "long_context",
     "Reader": "readers",
     "RecallDataset": "recall",
-    "Report": "report",
-    "Rules": "readers",
+    "ReadReport": "report",
+    "ReadRules": "readers",
     "Tokenizer": "tokenizer",
     "check_vocabulary": "tokenizer",
     "collate": "padding",
@@ -52,10 +52,10 @@ __all__ = [
     "FixedBatches",
     "Item",
     "LongContextDataset",
+    "ReadReport",
+    "ReadRules",
     "Reader",
     "RecallDataset",
-    "Report",
-    "Rules",
     "Tokenizer",
     "check_vocabulary",
     "collate",

@@ -1,6 +1,6 @@
-"""Batches: rows read into tensors, made ahead in a thread, and an order that can be taken up again at any batch.
+"""Batches: rows read into tensors, prefetched in a thread, in an order that can be resumed at any batch.
 
-Shapes: B rows of the global batch, b = B / world_size of them here, T tokens.
+Shapes: B rows of the global batch, b = B / world_size of them in this process, T tokens.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 from .document_streams import Lanes
+from .labels import IGNORED
 from .packing import Packed, Row, Stream
 from .shards import Store
 from .shuffle import uniform
 
-IGNORED = -100
 Batch = dict[str, Tensor]
 
 
-class Plan(Protocol):
-    """Which rows make the next global batch."""
+class BatchPlan(Protocol):
+    """Selects the rows of the next global batch. Its state is a few numbers."""
 
     def rows(self) -> list[Row]: ...
     def state(self) -> dict[str, Any]: ...
@@ -34,7 +34,7 @@ class Plan(Protocol):
 
 
 class Mixture:
-    """Each row is of the source that the seed and the row's number choose, by weight."""
+    """Draws the source of each row by weight, from the seed and the index of the row."""
 
     def __init__(self, sources: Sequence[Stream | Packed], weights: Sequence[float], B: int, seed: int):
         self.sources, self.edges, self.B, self.seed = sources, np.cumsum(weights)[:-1], B, seed
@@ -58,7 +58,7 @@ class Mixture:
 
 
 class Assembler:
-    """Rows to tensors: the rows rank::world_size of a global batch. `extra`: position_ids, continues, or neither."""
+    """Turns rows into tensors: the rows rank::world_size of a global batch. extra: "position_ids", "continues" or None."""
 
     def __init__(self, stores: Sequence[Store], T: int, eos: int, extra: str | None, rank: int, world_size: int):
         self.stores, self.T, self.eos, self.extra = stores, T, eos, extra
@@ -76,7 +76,7 @@ class Assembler:
                 end = column + length
                 self.stores[source].read(start, ids[i, column:end])
                 labels[i, column + ignored : end] = ids[i, column + ignored : end]
-                if positions is not None:  # padding behind the last one counts on: it is no document of its own
+                if positions is not None:  # also for the padding, which continues the last document
                     positions[i, column:] = self.count_up[: self.T - column]
                 column = end
         batch = {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
@@ -88,12 +88,12 @@ class Assembler:
 
 
 class Batches:
-    """An endless iterator of batches; `state_dict` is where it is, after the batch that was given out last.
+    """An endless iterator of batches. `state_dict` is the position after the last batch that was returned.
 
-    Batches made ahead do not count: what is taken up again is what was not given out yet.
+    Prefetched batches do not count: a resumed iterator returns them again.
     """
 
-    def __init__(self, plan: Plan, assemble: Assembler, identity: dict[str, Any], prefetch: int = 0):
+    def __init__(self, plan: BatchPlan, assemble: Assembler, identity: dict[str, Any], prefetch: int = 0):
         self.plan, self.assemble, self.identity, self.prefetch = plan, assemble, identity, prefetch
         self._state = plan.state()
         self._stop: Callable[[], None] | None = None
@@ -117,22 +117,25 @@ class Batches:
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Numbers and strings; the same on every rank and for any world_size."""
+        """The position: numbers and strings, equal on every rank and for any world_size."""
         return {"position": self._state, "identity": self.identity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict` of the same data, seed and shape of rows; others are refused."""
+        """Resume from a `state_dict` of the same data, seed and row shape; raises a ValueError for any other.
+
+        state: returned by `state_dict`.
+        """
         theirs = state.get("identity", {})
         other = [name for name, value in self.identity.items() if theirs.get(name) != value]
         if other:
-            told = ", ".join(f"{name} ({theirs.get(name)}, now {self.identity[name]})" for name in other)
-            raise ValueError(f"the data cannot go on from this state, which was made with another {told}")
+            differing = ", ".join(f"{name} ({theirs.get(name)}, now {self.identity[name]})" for name in other)
+            raise ValueError(f"the data cannot be resumed from this state, which was saved with another {differing}")
         self.close()
         self.plan.load(state["position"])
         self._state = self.plan.state()
 
     def close(self) -> None:
-        """Stop making batches ahead. The next one asked for follows the last one given."""
+        """Stop the prefetching thread. The next batch is the one after the last that was returned."""
         if self._stop is not None:
             self._stop()
             self._stop = self._queue = None
@@ -146,7 +149,7 @@ class Batches:
         )
         thread.start()
         _at_work[thread] = stopped
-        weakref.finalize(self, stopped.set)  # the thread does not know this object, so it can be collected
+        weakref.finalize(self, stopped.set)  # the thread holds no reference to this object, so it can be collected
 
         def stop() -> None:
             stopped.set()
@@ -160,22 +163,22 @@ _at_work: weakref.WeakKeyDictionary[threading.Thread, threading.Event] = weakref
 
 @atexit.register
 def _let_them_end() -> None:
-    """A thread inside torch while the interpreter goes away takes the process down with it (SIGABRT)."""
+    """Stop the threads first: one inside torch while the interpreter shuts down aborts the process (SIGABRT)."""
     for thread, stopped in list(_at_work.items()):
         stopped.set()
         thread.join()
 
 
-def _make(plan: Plan, assemble: Assembler) -> tuple[Batch, dict[str, Any]]:
+def _make(plan: BatchPlan, assemble: Assembler) -> tuple[Batch, dict[str, Any]]:
     rows = plan.rows()
     return assemble(rows), plan.state()
 
 
-def _make_ahead(plan: Plan, assemble: Assembler, made: queue.Queue, stopped: threading.Event) -> None:
+def _make_ahead(plan: BatchPlan, assemble: Assembler, made: queue.Queue, stopped: threading.Event) -> None:
     while not stopped.is_set():
         try:
             item: Any = _make(plan, assemble)
-        except BaseException as wrong:  # raised again where the batch is asked for
+        except BaseException as wrong:  # raised again in the thread that asks for the batch
             item = wrong
         while not stopped.is_set():
             try:
@@ -188,8 +191,7 @@ def _make_ahead(plan: Plan, assemble: Assembler, made: queue.Queue, stopped: thr
 
 
 class FixedBatches:
-    """The same batches every time it is iterated. The last is filled up with rows whose labels are all ignored, so that every
-    rank has as many batches as the others."""
+    """The same batches in every iteration. Rows with all labels ignored complete the last batch, so that every rank has equally many."""
 
     def __init__(self, rows: Callable[[], Iterator[list[Row]]], count: int, assemble: Assembler):
         self._rows, self._count, self.assemble = rows, count, assemble
@@ -203,7 +205,7 @@ class FixedBatches:
 
 
 def fixed_rows(sources: Sequence[Stream | Packed], weights: Sequence[float], B: int, batches: int) -> list[list[Row]]:
-    """At most `batches` batches of B rows, of each source by its weight."""
+    """At most `batches` batches of B rows; each source gets a share of the rows by its weight."""
     wanted = B * batches
     rows: list[Row] = []
     for source, weight in zip(sources, weights):
@@ -214,7 +216,7 @@ def fixed_rows(sources: Sequence[Stream | Packed], weights: Sequence[float], B: 
 
 
 def lane_rows(make: Callable[[], Lanes], batches: int) -> Iterator[list[Row]]:
-    """Batches of lanes that are read once."""
+    """Batches of lanes, each read once."""
     lanes = make()
     for _ in range(batches):
         rows = lanes.rows()

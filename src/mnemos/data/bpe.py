@@ -1,4 +1,4 @@
-"""A BPE tokenizer made from the corpus it is for, by the `tokenizers` library."""
+"""Trains a byte-level BPE tokenizer on a corpus, with the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ..atomic_io import whole_file
 from .files import require
-from .readers import Rules, read
-from .report import Report
+from .readers import ReadRules, read
+from .report import ReadReport
 from .sources import Source
 from .tokenizer import MAX_VOCAB, SPECIAL, FastTokenizer
 
@@ -17,9 +17,9 @@ from .tokenizer import MAX_VOCAB, SPECIAL, FastTokenizer
 def train_bpe(
     texts: Iterator[str] | Sequence[str], vocab_size: int = 32_000, name: str | None = None, progress: bool = False
 ) -> FastTokenizer:
-    """A byte-level BPE with `<pad> <unk> <bos> <eos>` as tokens 0 to 3; no text is unknown to it.
+    """Train a byte-level BPE tokenizer with `<pad> <unk> <bos> <eos>` as tokens 0 to 3; it encodes any text.
 
-    A small corpus may not hold enough pairs: the vocabulary is then smaller than asked for.
+    The vocabulary is smaller than `vocab_size` if a small corpus has too few pairs.
 
     >>> tokenizer = train_bpe(["to be or not to be"] * 9, vocab_size=270)
     >>> tokenizer.decode(tokenizer.encode("to be — or not")), tokenizer.eos_token_id
@@ -28,7 +28,7 @@ def train_bpe(
     least = 256 + len(SPECIAL)
     if not isinstance(vocab_size, int) or vocab_size < least:
         raise ValueError(f"vocab_size must be at least {least} (bytes and special tokens), but is {vocab_size!r}")
-    if vocab_size > MAX_VOCAB:  # the library would ask for the memory of it, and abort
+    if vocab_size > MAX_VOCAB:  # the library would allocate that much memory and abort
         raise ValueError(f"vocab_size must be at most {MAX_VOCAB:,}, but is {vocab_size:,}")
     library = require("tokenizers", "lm")
     backend = library.Tokenizer(library.models.BPE(unk_token="<unk>"))
@@ -46,12 +46,12 @@ def train_bpe(
 
 def sample_texts(
     sources: Sequence[Source],
-    rules: Rules,
+    rules: ReadRules,
     target_chars: int,
     seed: int = 0,
     on_chars: Callable[[int], None] = lambda n: None,
 ) -> Iterator[str]:
-    """About `target_chars` characters of the sources: shares by weight, from many files, the same for a seed."""
+    """About `target_chars` characters of the sources: shares by weight, from many files, reproducible for a seed."""
     if target_chars < 1:
         raise ValueError(f"target_chars must be at least 1, but is {target_chars}")
     sizes = [source.weight or max(1.0, float(sum(item.size for item in source.items))) for source in sources]
@@ -61,8 +61,8 @@ def sample_texts(
         items = list(source.items)
         order.shuffle(items)
         for i, item in enumerate(items):
-            share = wanted / (len(items) - i)  # what one file lacks, the others give
-            for piece in read(item, rules, Report()):
+            share = wanted / (len(items) - i)  # the remaining files make up for a short one
+            for piece in read(item, rules, ReadReport()):
                 text = piece.text[: max(1, int(share))]
                 found = True
                 yield text
@@ -73,11 +73,11 @@ def sample_texts(
             if wanted < 1:
                 break
     if not found:
-        raise ValueError(f"{', '.join(source.name for source in sources)} holds no text to make a tokenizer from")
+        raise ValueError(f"{', '.join(source.name for source in sources)} holds no text to train a tokenizer on")
 
 
 def kept(texts: Iterator[str], path: str | Path) -> Iterator[str]:
-    """Pass texts on, and write them into a file, whole or not at all."""
+    """Yield the texts, and write them to a file, atomically."""
     with whole_file(path) as file:
         for text in texts:
             file.write(text.encode(errors="replace") + b"\n")

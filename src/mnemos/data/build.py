@@ -1,4 +1,4 @@
-"""Sources become shards: once, in several processes, and a build that was stopped goes on where it was."""
+"""Tokenises sources into shards: once, in several processes, and resumable."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from typing import Any
 from filelock import FileLock
 
 from ..atomic_io import remove_parts
-from .encode import OnProgress, Progress, encode_part
+from .encode import OnProgress, TokenizeProgress, encode_part
 from .files import read_json, write_json
 from .processes import encode_in_processes
-from .readers import Rules, modules_of
-from .report import Report
+from .readers import ReadRules, modules_of
+from .report import ReadReport
 from .sharding import Item, parts_of
-from .shards import FORMAT, Store, dtype_of, whole_shard
+from .shards import SHARD_FORMAT, Store, dtype_of, whole_shard
 from .sources import Source
 from .tokenizer import Tokenizer
 
-WORTH_PROCESSES = 2**25  # bytes of files below which starting processes costs more than it saves
+MIN_BYTES_FOR_PROCESSES = 2**25  # below this size, starting processes costs more than it saves
 
 
 def build(
     source: Source,
     tokenizer: Tokenizer,
-    rules: Rules,
+    rules: ReadRules,
     cache: Path,
     add_bos: bool = False,
     workers: int = 1,
     on_progress: OnProgress = lambda p: None,
 ) -> Store:
-    """The shards of a source, made if they are not there yet. Processes that ask for the same wait for the first."""
+    """The shards of a source, built if they do not exist. Other processes that need the same shards wait for the first one."""
     if add_bos and tokenizer.bos_token_id is None:
         raise ValueError(f"add_bos needs a token that begins a document, but tokenizer {tokenizer.name!r} has none")
-    identity = {"format": FORMAT, "source_hash": source.fingerprint(rules), "add_bos": add_bos}
+    identity = {"format": SHARD_FORMAT, "source_hash": source.fingerprint(rules), "add_bos": add_bos}
     identity |= {"tokenizer_hash": tokenizer.fingerprint(), "eos_token_id": tokenizer.eos_token_id}
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     label = re.sub(r"[^A-Za-z0-9.]+", "-", source.name)[-40:].strip("-") or "source"
@@ -48,13 +48,13 @@ def build(
             if not _is_whole(folder, len(parts)):
                 try:
                     _build(folder, parts, source, tokenizer, rules, add_bos, workers, on_progress)
-                except OSError as wrong:  # a disk that is full; what is whole stays
+                except OSError as wrong:  # a full disk, for instance; finished shards stay
                     raise ValueError(f"shards cannot be written in {folder}: {wrong.strerror or wrong}") from None
                 shards = [whole_shard(folder, number) for number in range(len(parts))]
-                report = Report()
+                report = ReadReport()
                 for shard in shards:
                     assert shard is not None
-                    report.add(Report.from_counts(shard["report"]))
+                    report.add(ReadReport.from_counts(shard["report"]))
                 about: dict[str, Any] = {
                     "source": source.name,
                     "tokenizer": tokenizer.name,
@@ -62,7 +62,7 @@ def build(
                 }
                 about |= {"dtype": dtype_of(tokenizer.vocab_size).name, "shards": len(parts), "report": report.counts()}
                 write_json(folder / "index.json", identity | about)
-    report = Report.from_counts(read_json(folder / "index.json")["report"])
+    report = ReadReport.from_counts(read_json(folder / "index.json")["report"])
     if not report.documents:
         why = report.why_skipped()
         raise ValueError(f"source {source.name!r} holds no document" + (f": skipped {why}" if why else ""))
@@ -79,7 +79,7 @@ def _build(
     parts: list[list[Item]],
     source: Source,
     tokenizer: Tokenizer,
-    rules: Rules,
+    rules: ReadRules,
     add_bos: bool,
     workers: int,
     on_progress: OnProgress,
@@ -89,12 +89,12 @@ def _build(
     todo = []
     for number, part in enumerate(parts):
         if whole_shard(folder, number):
-            on_progress(Progress(file_bytes=sum(item.size for item in part)))
+            on_progress(TokenizeProgress(file_bytes=sum(item.size for item in part)))
         else:
             todo.append(number)
     items = [item for number in todo for item in parts[number]]
-    importable = None not in modules_of(items)  # a reader of a script or a notebook is not
-    if importable and min(workers, len(todo)) > 1 and sum(item.size for item in items) >= WORTH_PROCESSES:
+    importable = None not in modules_of(items)  # a reader defined in a script or a notebook is not
+    if importable and min(workers, len(todo)) > 1 and sum(item.size for item in items) >= MIN_BYTES_FOR_PROCESSES:
         jobs = [(number, parts[number]) for number in todo]
         encode_in_processes(jobs, folder, tokenizer, rules, add_bos, min(workers, len(todo)), on_progress)
         return

@@ -1,4 +1,4 @@
-"""Every choice about the data, in one typed config."""
+"""The typed config of the data."""
 
 from __future__ import annotations
 
@@ -10,51 +10,51 @@ Packing = Literal["documents", "stream", "windows"]
 
 @dataclass
 class DataConfig:
-    """What to read and how to cut it into rows."""
+    """Sources, tokenizer, and how documents are packed into rows."""
 
     sources: tuple[str, ...] = ("embedded",)
-    """Files, folders, recipes (embedded, smollm-corpus, its parts) or hub datasets (owner/name, owner/name@subset); `:0.4` behind each is its weight."""
+    """Files, folders, named sources (embedded, smollm-corpus and its parts) or hub datasets (owner/name, owner/name@subset); append `:0.4` for a weight."""
     tokenizer: str = "bytes"
     """bytes, bpe:32000 (trained on the sources at first use), a tokenizer.json, a folder, or a hub name."""
     seq_len: int = 512
-    """Tokens of a row."""
+    """Tokens per row."""
     batch_size: int = 8
-    """Rows of the global batch of one micro-step, over all processes."""
+    """Rows of the global batch in one micro-step, over all processes."""
     packing: Packing = "stream"
-    """stream: documents behind each other, cut into rows. documents: rows of whole documents, kept apart by position_ids. windows: as documents, long ones cut into overlapping windows."""
+    """stream: concatenated documents, cut into rows. documents: rows of whole documents, separated by position_ids. windows: as documents, with long ones cut into overlapping windows."""
     carry_state: bool = False
-    """Row b of a batch goes on where row b of the batch before it stopped; `continues` says which do."""
+    """Row b of a batch continues row b of the previous batch; the tensor `continues` marks these rows."""
     overlap_ratio: float = 0.0
-    """Share of a window that repeats the end of the one before it (packing windows)."""
+    """Share of a window that repeats the end of the previous one (packing windows)."""
     val_fraction: float = 0.02
-    """Share of the text held out for validation; 0: none."""
+    """Share of the text held out for validation; 0 for none."""
     test_fraction: float = 0.0
-    """Share of the text that is neither trained on nor validated on; `data.test` reads it."""
+    """Share of the text held out from training and validation; `data.test` reads it."""
     val_batches: int = 16
-    """Batches of a validation, at most."""
+    """Largest number of batches per validation."""
     text_column: str = "text"
     """The column or key that holds a document, in JSON, parquet and hub datasets."""
     split: str = "train"
     """The split of hub datasets to read."""
     min_chars: int = 1
-    """Shorter documents are left out, and counted."""
+    """Documents with fewer characters are skipped and counted."""
     max_document_bytes: int = 2**26
-    """Longer JSON lines and table cells are left out, and counted. Text files have no limit: they are read piece by piece."""
+    """Longer JSON lines and table cells are skipped and counted. Text files have no limit: they are read in pieces."""
     hub_bytes: int = 2**30
-    """How much text is read from each hub dataset."""
+    """Bytes of text to read from each hub dataset."""
     eos_token: str | None = None
-    """The token that ends a document, where the tokenizer does not say."""
+    """The end-of-document token, if the tokenizer defines none."""
     add_bos: bool = False
-    """Begin each document with the tokenizer's first token."""
+    """Begin each document with the tokenizer's bos token."""
     cache_dir: str | None = None
-    """Where shards are kept (MNEMOS_CACHE, or mnemos in the user's cache folder)."""
+    """Folder of the shards (MNEMOS_CACHE, or mnemos in the user's cache folder)."""
     workers: int = 2
     """Processes that tokenise."""
     prefetch: int = 4
-    """Batches made ahead, in a thread; 0: none."""
+    """Batches to prefetch in a thread; 0 for none."""
 
     def validate(self) -> None:
-        """Raise a ValueError of one sentence for what cannot be.
+        """Raise a ValueError for an invalid combination of fields.
 
         >>> DataConfig(sources=("books:0.7", "notes.jsonl:0.3"), packing="documents", seq_len=1024).validate()
         """
@@ -74,8 +74,8 @@ class DataConfig:
         if self.val_fraction + self.test_fraction >= 1:
             raise ValueError("val_fraction and test_fraction leave nothing to train on: their sum must be below 1")
         if self.overlap_ratio and self.packing != "windows":
-            raise ValueError(f"overlap_ratio goes with packing='windows', but packing is {self.packing!r}")
+            raise ValueError(f"overlap_ratio needs packing='windows', but packing is {self.packing!r}")
         if self.carry_state and self.packing == "windows":
             raise ValueError(
-                "carry_state goes with packing 'stream' or 'documents': a state must not read an overlap twice"
+                "carry_state needs packing 'stream' or 'documents': a state must not read an overlap twice"
             )

@@ -1,4 +1,4 @@
-"""The way in: a config becomes batches. Everything that can be wrong is found here, before the first step of training."""
+"""Opens a config as batches. All errors in the data are raised here, before the first training step."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .display import building, training_tokenizer
 from .document_streams import Lanes
 from .files import cache_folder
 from .packing import Packed, Stream
-from .readers import Rules
-from .report import Report
+from .readers import ReadRules
+from .report import ReadReport
 from .shards import Store
 from .shuffle import mix
 from .sources import Source, resolve
@@ -39,7 +39,7 @@ class Data:
     ):
         self.config, self.tokenizer, self.vocab_size = config, tokenizer, tokenizer.vocab_size
         self.stores: Sequence[Store] = stores
-        self.report = Report()
+        self.report = ReadReport()
         names = [source.name for source in sources]
         self._parts = split(
             stores,
@@ -113,7 +113,7 @@ class Data:
         return FixedBatches(lambda: iter(batches), len(batches), self._assemble)
 
     def _identity(self, seed: int) -> dict[str, Any]:
-        """What an order depends on: the text, not where it lies."""
+        """The settings and texts that determine the order of batches; paths do not matter."""
         config = self.config
         text = hashlib.sha256(json.dumps([self.tokenizer.fingerprint(), config.add_bos]).encode())
         for store in self.stores:
@@ -127,10 +127,10 @@ class Data:
 def open_data(
     config: DataConfig, seed: int = 0, rank: int = 0, world_size: int = 1, progress: bool | None = None
 ) -> Data:
-    """Check everything, make or open the shards, and give out batches.
+    """Validate the config, build or open the shards, and return the batches of each split.
 
-    rank, world_size: this process gets rows rank::world_size of each global batch. progress: a bar (None: on
-    rank 0, at a terminal).
+    rank, world_size: this process gets rows rank::world_size of each global batch.
+    progress: whether to show a progress bar (None: on rank 0, in a terminal).
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -143,7 +143,7 @@ def open_data(
         raise ValueError(f"rank must be in 0..world_size-1 = {world_size - 1}, but is {rank}")
     if config.batch_size % world_size:
         raise ValueError(f"batch_size must be a multiple of world_size = {world_size}, but is {config.batch_size}")
-    progress = False if progress is None and rank else progress  # one bar is enough
+    progress = False if progress is None and rank else progress  # only rank 0 shows a bar
     rules = rules_of(config)
     cache = cache_folder(config.cache_dir)
     sources = resolve(config.sources, rules)
@@ -156,20 +156,20 @@ def open_data(
     return Data(config, sources, stores, tokenizer, seed, rank, world_size)
 
 
-def rules_of(config: DataConfig) -> Rules:
-    """The part of a config that says what a document is."""
-    return Rules(config.text_column, config.min_chars, config.max_document_bytes, config.hub_bytes, config.split)
+def rules_of(config: DataConfig) -> ReadRules:
+    """The fields of a config that define a document."""
+    return ReadRules(config.text_column, config.min_chars, config.max_document_bytes, config.hub_bytes, config.split)
 
 
 def tokenizer_of(
-    config: DataConfig, sources: Sequence[Source], rules: Rules, cache: Path, progress: bool | None
+    config: DataConfig, sources: Sequence[Source], rules: ReadRules, cache: Path, progress: bool | None
 ) -> Tokenizer:
-    """The tokenizer of a config; `bpe:n` is trained on the sources when it is asked for the first time."""
+    """The tokenizer of a config; `bpe:n` is trained on the sources at first use."""
     kind, _, size = config.tokenizer.partition(":")
     if kind != "bpe" or not size:
         return open_tokenizer(config.tokenizer, config.eos_token)
     if not size.isdecimal():
-        raise ValueError(f"tokenizer {config.tokenizer!r} must name its size, as bpe:32000 does")
+        raise ValueError(f"tokenizer {config.tokenizer!r} must include its vocabulary size, as in bpe:32000")
     identity = [size, BPE_CHARS, *(source.fingerprint(rules) for source in sources), *(s.weight for s in sources)]
     key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
     folder = cache / "tokenizers" / f"bpe-{size}-{key}"

@@ -1,16 +1,16 @@
-"""Progress bars, for those who wait at a terminal."""
+"""Progress bars in a terminal."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator
 
-from .build import Progress
+from .build import TokenizeProgress
 
 
 @contextlib.contextmanager
-def building(total: int, show: bool | None) -> Generator[Callable[[Progress], None], None, None]:
-    """A bar over the bytes of all files, with the tokens made so far; it appears with the first progress."""
+def building(total: int, show: bool | None) -> Generator[Callable[[TokenizeProgress], None], None, None]:
+    """A bar over the bytes of all files, with the number of tokens so far; it appears at the first progress."""
     from rich.console import Console
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -23,7 +23,7 @@ def building(total: int, show: bool | None) -> Generator[Callable[[Progress], No
     task = bar.add_task("", total=max(1, total), made="")
     tokens = text = 0
 
-    def on_progress(progress: Progress) -> None:
+    def on_progress(progress: TokenizeProgress) -> None:
         nonlocal tokens, text
         if not bar.live.is_started:
             bar.start()
@@ -38,7 +38,7 @@ def building(total: int, show: bool | None) -> Generator[Callable[[Progress], No
 
 @contextlib.contextmanager
 def training_tokenizer(show: bool | None) -> Generator[Callable[[int], None], None, None]:
-    """A line that says how much of the corpus the tokenizer has seen."""
+    """A status line with the number of characters read for training the tokenizer."""
     from rich.console import Console
     from rich.status import Status
 

@@ -1,4 +1,4 @@
-"""Rows that go on from batch to batch: B lanes, each reading one long document after another, for memory that is carried along."""
+"""Rows that continue from batch to batch: B lanes, each reading long documents in sequence, for models that carry their memory state."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .packing import CHUNK, Row, Span
+from .packing import ORDER_CHUNK_ROWS, Row, Span
 from .shuffle import mix, permute
 from .splits import Documents
 
 
 class Chapters:
-    """The documents of a source, cut where one is longer than a lane's share, in an order fixed by a key and the epoch."""
+    """The documents of a source, divided if longer than a lane's share, in an order fixed by a key and the epoch."""
 
     def __init__(self, source: int, documents: Documents, size: int, key: int):
         self.source, self.size, self.key = source, size, key
@@ -23,21 +23,24 @@ class Chapters:
         self._order: tuple[int, int, list[int]] = (-1, -1, [])
 
     def get(self, number: int) -> tuple[int, int]:
-        """Start and length of the chapter that comes as `number`, counted over all epochs."""
+        """Start and length of chapter `number`, counted over all epochs."""
         epoch, place = divmod(number, self.count)
-        chunk = place // CHUNK
+        chunk = place // ORDER_CHUNK_ROWS
         if self._order[:2] != (epoch, chunk):
-            places = np.arange(chunk * CHUNK, min(self.count, (chunk + 1) * CHUNK))
+            places = np.arange(chunk * ORDER_CHUNK_ROWS, min(self.count, (chunk + 1) * ORDER_CHUNK_ROWS))
             self._order = (epoch, chunk, permute(places, self.count, mix(self.key, epoch)).tolist())
-        piece = self._order[2][place % CHUNK]
+        piece = self._order[2][place % ORDER_CHUNK_ROWS]
         document = int(self.ends.searchsorted(piece, side="right"))
         offset = (piece - (int(self.ends[document - 1]) if document else 0)) * self.size
         return int(self.starts[document]) + offset, min(self.size, int(self.lengths[document]) - offset)
 
 
 class Lanes:
-    """B rows of T tokens at a time. `apart`: a row never holds two documents (the rest is padding) and a new one starts afresh;
-    else documents follow each other in a lane, and every row but the first goes on. `endless`: begin again at the end."""
+    """B rows of T tokens at a time.
+
+    apart: a row never holds two documents (the rest is padding), and a new document does not continue the previous row; else the
+    documents of a lane are concatenated, and every row but the first continues. endless: start over after the last document.
+    """
 
     def __init__(
         self,
@@ -55,7 +58,7 @@ class Lanes:
         self.weights, self.B, self.T, self.apart, self.endless = weights, B, T, apart, endless
         self.taken = [0] * len(documents)  # chapters
         self.tokens = [0] * len(documents)
-        self.lanes = [[-1, 0, 0] for _ in range(B)]  # source, where, how many tokens are left
+        self.lanes = [[-1, 0, 0] for _ in range(B)]  # source, position, tokens left
         self.begun = [0] * B
 
     def state(self) -> dict[str, list]:
@@ -71,7 +74,7 @@ class Lanes:
         self.lanes, self.begun = [list(lane) for lane in state["lanes"]], list(state["begun"])
 
     def rows(self) -> list[Row]:
-        """The next row of every lane; without spans where nothing is left."""
+        """The next row of every lane; a row without spans if no text is left."""
         return [self._row(b) for b in range(self.B)]
 
     def _row(self, b: int) -> Row:
@@ -92,7 +95,7 @@ class Lanes:
         return Row(spans, continues and bool(spans))
 
     def _open(self, b: int) -> bool:
-        """Give a lane its next chapter, of the source that is furthest behind its weight."""
+        """Give a lane its next chapter, from the source that is furthest below its weight."""
         total = sum(self.tokens) + 1
         candidates = [i for i, c in enumerate(self.chapters) if c.count and (self.endless or self.taken[i] < c.count)]
         if not candidates:

@@ -1,4 +1,4 @@
-"""Text that is on every machine that runs this: Python's own documentation and standard library."""
+"""Text that needs no download: Python's own documentation and standard library."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import os
 import sysconfig
 from collections.abc import Iterator
 
-LIMIT = 4 * 2**20  # characters
+MAX_CHARACTERS = 4 * 2**20  # characters
 
 
-def documents(limit: int = LIMIT) -> Iterator[str]:
-    """Help topics in English, then the modules of the standard library, each with its docstrings, in the order of their names.
+def documents(limit: int = MAX_CHARACTERS) -> Iterator[str]:
+    """English help topics, then the modules of the standard library with their docstrings, sorted by name.
 
-    The text is that of the Python at hand: it differs from one version to the next.
+    The text comes from the running Python and differs between versions.
 
     >>> next(documents()).count("statement") > 0
     True

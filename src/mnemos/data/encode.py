@@ -1,4 +1,4 @@
-"""One part of a source, read, tokenised and written as a shard."""
+"""Reads one part of a source, tokenises it and writes it as a shard."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from .readers import Rules, read
-from .report import Report
+from .readers import ReadRules, read
+from .report import ReadReport
 from .sharding import Item
 from .shards import ShardWriter, dtype_of
 from .tokenizer import Tokenizer
@@ -18,15 +18,15 @@ FLUSH = 2**22  # characters tokenised at a time
 
 
 @dataclass
-class Progress:
-    """What a build tells whoever watches: bytes of the files done, and text and tokens made of them."""
+class TokenizeProgress:
+    """Progress since the last call: bytes read from files, bytes of text, and tokens."""
 
     file_bytes: int = 0
     text_bytes: int = 0
     tokens: int = 0
 
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[TokenizeProgress], None]
 
 
 def encode_part(
@@ -34,12 +34,12 @@ def encode_part(
     number: int,
     folder: Path,
     tokenizer: Tokenizer,
-    rules: Rules,
+    rules: ReadRules,
     add_bos: bool = False,
     on_progress: OnProgress = lambda p: None,
 ) -> dict:
-    """Read items, tokenise, write shard `number`; what its .json says."""
-    report = Report()
+    """Read items, tokenise them, write shard `number`. Returns the content of its .json file."""
+    report = ReadReport()
     done = 0
 
     def on_bytes(n: int) -> None:
@@ -63,7 +63,7 @@ def encode_part(
                 if last:
                     shard.write(np.array([tokenizer.eos_token_id]))
                     shard.end_document()
-            on_progress(Progress(done, shard.bytes - before[0], shard.tokens - before[1]))
+            on_progress(TokenizeProgress(done, shard.bytes - before[0], shard.tokens - before[1]))
             pending, chars, done = [], 0, 0
 
         for item in items:

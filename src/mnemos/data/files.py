@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, the cache folder, and extras that may be missing."""
+"""JSON files written atomically, the cache folder, and imports of optional extras."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..atomic_io import whole_file
 
 
 def write_json(path: str | os.PathLike, content: Any) -> None:
-    """JSON in a file, whole or not at all."""
+    """Write JSON to a file, atomically."""
     with whole_file(path) as file:
         file.write(json.dumps(content, indent=1, ensure_ascii=False).encode())
 
 
 def read_json(path: str | os.PathLike) -> Any:
-    """What `write_json` wrote; None where there is none, or none that can be read."""
+    """The content of a JSON file; None if it is missing or unreadable."""
     try:
         return json.loads(Path(path).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -26,18 +26,18 @@ def read_json(path: str | os.PathLike) -> Any:
 
 
 def cache_folder(chosen: str | None) -> Path:
-    """The folder of shards and trained tokenizers, made if need be."""
+    """The folder of shards and trained tokenizers; created if missing."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     folder = Path(chosen or os.environ.get("MNEMOS_CACHE") or os.path.join(home, "mnemos")).expanduser()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as wrong:
-        raise ValueError(f"cache_dir {folder} cannot be made: {wrong.strerror}; choose another") from None
+        raise ValueError(f"cache_dir {folder} cannot be created: {wrong.strerror}; choose another") from None
     return folder
 
 
 def require(module: str, extra: str) -> Any:
-    """Import a module of an extra; where it is absent, one sentence.
+    """Import a module of an optional extra; raises a ValueError with the install command if it is missing.
 
     >>> require("nosuchmodule", "data")
     Traceback (most recent call last):

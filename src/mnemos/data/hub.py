@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face hub, streamed by `datasets`."""
+"""Hugging Face hub datasets, streamed by the `datasets` library."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .files import require
 
 
 def records(name: str, subset: str | None, split: str, column: str) -> Iterator[Any]:
-    """The text column of a dataset, row by row, nothing downloaded in whole."""
+    """The text column of a dataset, row by row, without downloading it as a whole."""
     dataset = open_hub(name, subset, split)
     columns = list(dataset.features) if dataset.features else None
     if columns is None:
@@ -26,7 +26,9 @@ def records(name: str, subset: str | None, split: str, column: str) -> Iterator[
         except Exception as wrong:
             if not _is_network(wrong):
                 raise
-            raise ValueError(f"the hub was lost after {count} rows of dataset {name}: try again") from None
+            raise ValueError(
+                f"the connection to the hub was lost after {count} rows of dataset {name}: try again"
+            ) from None
         if row is None:
             return
         count += 1
@@ -34,7 +36,7 @@ def records(name: str, subset: str | None, split: str, column: str) -> Iterator[
 
 
 def open_hub(name: str, subset: str | None, split: str) -> Any:
-    """A streaming dataset, or a sentence why there is none."""
+    """A streaming dataset; raises a ValueError with the reason if it cannot be opened."""
     datasets = require("datasets", "data")
     hub = require("huggingface_hub", "data")
     where = f"{name}@{subset}" if subset else name
@@ -43,13 +45,13 @@ def open_hub(name: str, subset: str | None, split: str) -> Any:
             hub.HfApi().dataset_info(name, timeout=20)  # `datasets` itself would try for half a minute
         return datasets.load_dataset(name, subset, split=split, streaming=True)
     except hub.errors.RepositoryNotFoundError:
-        raise ValueError(f"source {where!r} is no file, no folder, no recipe and no dataset of the hub") from None
+        raise ValueError(f"source {where!r} is not a file, a folder, a named source or a hub dataset") from None
     except hub.errors.HfHubHTTPError as refused:
         raise ValueError(f"the hub refused dataset {where!r}: {str(refused).splitlines()[0]}") from None
     except Exception as wrong:
         if _is_network(wrong):
             raise ValueError(
-                f"source {where!r} is no file, no folder and no recipe, and the hub cannot be reached to look for it there"
+                f"source {where!r} is not a file, a folder or a named source, and the hub cannot be reached"
             ) from None
         if isinstance(wrong, ValueError | FileNotFoundError):
             raise ValueError(f"dataset {where!r} cannot be opened: {str(wrong).splitlines()[0]}") from None
@@ -57,7 +59,7 @@ def open_hub(name: str, subset: str | None, split: str) -> Any:
 
 
 def _is_network(wrong: BaseException | None) -> bool:
-    """Whether the network is to blame: its libraries have exceptions of their own, by family."""
+    """Whether the network caused an exception: its libraries have families of exceptions of their own."""
     while wrong is not None:
         if isinstance(wrong, ConnectionError | TimeoutError):
             return True

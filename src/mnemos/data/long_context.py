@@ -1,4 +1,4 @@
-"""Datasets of long texts in PyTorch's style: `len(dataset)`, `dataset[i]`, for any DataLoader or Trainer."""
+"""PyTorch datasets of long texts: `len(dataset)` and `dataset[i]`, for any DataLoader or Trainer."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from .readers import Rules, read
-from .report import Report
+from .readers import ReadRules, read
+from .report import ReadReport
 from .sources import resolve
 from .tasks.text import check_tokenizer
 from .tokenizer import ByteTokenizer, Tokenizer
 
 
 class LongContextDataset(Dataset):
-    """Windows of `max_length` tokens over long texts, each sharing `overlap_ratio` of its tokens with the one before it.
+    """Windows of `max_length` tokens over long texts; each shares `overlap_ratio` of its tokens with the previous one.
 
-    The last window of a text ends where the text ends, so none is cut short and no token is lost. Texts of fewer than `min_length`
-    tokens are left out and counted in `skipped`. `tokenizer`: ours or any with `encode(text) -> list of ids`.
+    The last window of a text ends at the end of the text, so no token is lost. Texts with fewer than `min_length` tokens are skipped and
+    counted in `skipped`. tokenizer: one of ours, or any object with `encode(text) -> list of ids` (default: bytes).
 
     >>> dataset = LongContextDataset(["a long text " * 99], max_length=256, overlap_ratio=0.25, min_length=64)
     >>> len(dataset), dataset[0]["input_ids"].shape
@@ -47,7 +47,7 @@ class LongContextDataset(Dataset):
         self.windows: list[tuple[int, int]] = []  # (document, first token)
         step = max_length - int(max_length * overlap_ratio)
         for text in texts:
-            ids = np.asarray(_encode(self.tokenizer, text), np.int32)
+            ids = np.asarray(token_ids(self.tokenizer, text), np.int32)
             if len(ids) < min_length:
                 self.skipped += 1
                 continue
@@ -59,7 +59,7 @@ class LongContextDataset(Dataset):
         return len(self.windows)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """input_ids, labels, attention_mask: (T,), T = max_length or a shorter text's own length."""
+        """input_ids, labels, attention_mask: (T,). T is max_length, or less for a shorter text."""
         document, start = self.windows[index]
         ids = torch.from_numpy(self.documents[document][start : start + self.max_length].astype(np.int64))
         return {"input_ids": ids, "labels": ids.clone(), "attention_mask": torch.ones_like(ids)}
@@ -86,11 +86,11 @@ class BookDataset(LongContextDataset):
     ):
         if not os.path.exists(path):
             raise ValueError(f"path {str(path)!r} does not exist: it must be a file or a folder of books")
-        self.report = Report()
+        self.report = ReadReport()
         super().__init__(self._texts(path, text_column), tokenizer, max_length, overlap_ratio, min_length)
 
     def _texts(self, path: str | os.PathLike, text_column: str) -> Iterable[str]:
-        rules = Rules(column=text_column)
+        rules = ReadRules(column=text_column)
         pieces: list[str] = []
         for source in resolve([os.path.abspath(path)], rules):
             for item in source.items:
@@ -101,8 +101,8 @@ class BookDataset(LongContextDataset):
                         pieces = []
 
 
-def _encode(tokenizer, text: str):
-    """Ids without special tokens, of a tokenizer of ours or of transformers."""
+def token_ids(tokenizer, text: str):
+    """Ids without special tokens, from one of our tokenizers or one of transformers."""
     if isinstance(tokenizer, Tokenizer):
         return tokenizer.encode_batch([text])[0]
     try:

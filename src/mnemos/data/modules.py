@@ -1,4 +1,4 @@
-"""Python modules that a user names: on Python's path, or by the path of a file."""
+"""Imports Python modules that a user names: from Python's path, or by the path of a file."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from types import ModuleType
 
 
 def import_named(name: str) -> ModuleType:
-    """Import a module by its name on Python's path, or a file by its path (`./parts.py` is the module `parts`).
+    """Import a module by its name on Python's path, or a file by its path (`./parts.py` becomes the module `parts`).
 
-    The working folder is not searched: only a path that names a file in it runs that file.
+    The working folder is not searched; only an explicit path runs a file in it.
 
     >>> import_named("nosuchmodule")
     Traceback (most recent call last):
@@ -40,7 +40,7 @@ def is_file_name(name: str) -> bool:
 
 
 def home_of(module: str) -> str | None:
-    """What `import_named` needs in another process to import a module of this one; None for a script or a notebook.
+    """The name or path with which `import_named` finds a module of this process in another one; None for a script or a notebook.
 
     >>> home_of("json"), home_of("__main__")
     ('json', None)

@@ -1,7 +1,7 @@
-"""Documents become rows of T tokens. A row is a list of spans; nothing is read yet.
+"""Packs documents into rows of T tokens. A row is a list of spans; no tokens are read yet.
 
-`Stream`: documents behind each other, cut every T tokens. `Packed`: pieces of at most T tokens, several in a row where they fit.
-Both go through their documents in an order fixed by a key and the epoch, for ever; their state is a few numbers.
+`Stream`: concatenated documents, cut every T tokens. `Packed`: pieces of at most T tokens, several per row if they fit.
+Both iterate over their documents endlessly, in an order fixed by a key and the epoch; their state is a few numbers.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 from .shuffle import mix, permute
 from .splits import Documents
 
-CHUNK = 256  # rows whose order is computed at a time
-GROUP = 1024  # pieces packed together
+ORDER_CHUNK_ROWS = 256  # rows whose order is computed together
+PACK_GROUP_PIECES = 1024  # pieces packed together
 
 
 class Span(NamedTuple):
-    """Tokens of a source; the labels of the first `ignored` are not to be learned."""
+    """A range of tokens of a source; the labels of the first `ignored` tokens are masked."""
 
     source: int
     start: int
@@ -28,19 +28,19 @@ class Span(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Spans from left to right, what is left is padding. `continues`: the row goes on from the row in this place before."""
+    """Spans from left to right, then padding. continues: the row continues the row at this position of the previous batch."""
 
     spans: list[Span]
     continues: bool = False
 
 
 class Stream:
-    """Rows of T tokens of the documents one after another; each epoch cuts elsewhere and shuffles the rows."""
+    """Rows of T tokens of the concatenated documents; each epoch cuts at other positions and shuffles the rows."""
 
     def __init__(self, source: int, documents: Documents, bounds: np.ndarray, T: int, key: int):
         self.source, self.T, self.key = source, T, key
         starts, lengths = documents.starts, documents.lengths
-        apart = np.ones(len(starts), bool)  # from the one before: not its neighbour, or in another shard
+        apart = np.ones(len(starts), bool)  # not adjacent to the previous document, or in another shard
         apart[1:] = (starts[1:] != starts[:-1] + lengths[:-1]) | np.isin(starts[1:], bounds)
         first = np.flatnonzero(apart)
         self.starts = starts[first]
@@ -61,16 +61,16 @@ class Stream:
         if self.row >= rows:
             self.epoch, self.row = self.epoch + 1, 0
             return self.next()
-        chunk = self.row // CHUNK
+        chunk = self.row // ORDER_CHUNK_ROWS
         if self._order[:2] != (self.epoch, chunk):
-            places = np.arange(chunk * CHUNK, min(rows, (chunk + 1) * CHUNK))
+            places = np.arange(chunk * ORDER_CHUNK_ROWS, min(rows, (chunk + 1) * ORDER_CHUNK_ROWS))
             self._order = (self.epoch, chunk, permute(places, rows, mix(self.key, self.epoch)).tolist())
-        offset = phase + self._order[2][self.row % CHUNK] * self.T
+        offset = phase + self._order[2][self.row % ORDER_CHUNK_ROWS] * self.T
         self.row += 1
         return Row(self.spans(offset, self.T))
 
     def spans(self, offset: int, n: int) -> list[Span]:
-        """The n tokens from `offset` on, wherever they are."""
+        """The spans of the n tokens from `offset` on."""
         found, i = [], int(self.ends.searchsorted(offset, side="right"))
         while n and i < len(self.ends):
             left = int(self.ends[i]) - offset
@@ -81,22 +81,22 @@ class Stream:
         return found
 
     def fixed(self, count: int) -> list[Row]:
-        """At most `count` rows, evenly spread, the last one as long as it is."""
+        """At most `count` evenly spaced rows; the last one may be shorter."""
         rows = -(-self.total // self.T)
         count = min(count, rows)
         return [Row(self.spans(i * rows // count * self.T, self.T)) for i in range(count)]
 
 
 class Packed:
-    """Rows of documents, or of pieces of those longer than T; `overlap` tokens of a piece repeat the end of the one before."""
+    """Rows of documents; documents longer than T are cut into pieces, which repeat the last `overlap` tokens of the previous piece."""
 
     def __init__(self, source: int, documents: Documents, T: int, key: int, overlap: int = 0):
         self.source, self.T, self.key, self.overlap = source, T, key, overlap
-        some = documents.lengths >= 2  # one token predicts nothing
+        some = documents.lengths >= 2  # a single token has no target
         self.starts, self.lengths = documents.starts[some], documents.lengths[some]
         step = T - overlap
         over = self.lengths - T
-        # without overlap the last piece is what is left; with it, the last window is full
+        # without overlap the last piece is the remainder; with overlap the last window is full
         more = -(-over // step) if overlap else (over - 2) // T + 1
         self.ends = np.where(over > 0, 1 + np.maximum(more, 0), 1).cumsum()
         self.pieces = int(self.ends[-1]) if len(self.ends) else 0
@@ -111,7 +111,7 @@ class Packed:
 
     def next(self) -> Row:
         if self._rows[:2] != (self.epoch, self.group):
-            places = np.arange(self.group * GROUP, min(self.pieces, (self.group + 1) * GROUP))
+            places = np.arange(self.group * PACK_GROUP_PIECES, min(self.pieces, (self.group + 1) * PACK_GROUP_PIECES))
             rows = self.pack(permute(places, self.pieces, mix(self.key, self.epoch)))
             order = permute(np.arange(len(rows)), len(rows), mix(self.key, self.epoch, self.group))
             self._rows = (self.epoch, self.group, [rows[i] for i in order])
@@ -120,12 +120,12 @@ class Packed:
         self.row += 1
         if self.row == len(rows):
             self.row, self.group = 0, self.group + 1
-            if self.group * GROUP >= self.pieces:
+            if self.group * PACK_GROUP_PIECES >= self.pieces:
                 self.epoch, self.group = self.epoch + 1, 0
         return row
 
     def spans(self, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Start, length, and how many tokens the piece before has too, of each piece by its number."""
+        """Start, length and number of tokens shared with the previous piece, for each piece index."""
         document = self.ends.searchsorted(pieces, side="right")
         number = pieces - np.where(document > 0, self.ends[document - 1], 0)
         length = self.lengths[document]
@@ -137,7 +137,7 @@ class Packed:
         return self.starts[document] + offset, np.minimum(length, self.T), before
 
     def pack(self, pieces: np.ndarray, once: bool = False) -> list[Row]:
-        """Best fit, longest first. `once`: a token that two windows share is learned in the first alone."""
+        """Best-fit packing, longest piece first. once: a token shared by two windows has a label in the first one only."""
         starts, lengths, before = (column.tolist() for column in self.spans(pieces))
         rows: list[list[Span]] = []
         room: list[tuple[int, int]] = []  # (tokens left, row), sorted
@@ -152,7 +152,7 @@ class Packed:
         return [Row(spans) for spans in rows]
 
     def fixed(self, count: int) -> list[Row]:
-        """At most `count` rows, of pieces evenly spread."""
+        """At most `count` rows of evenly spaced pieces."""
         if not self.pieces:
             return []
         mean = max(1.0, float(np.minimum(self.lengths, self.T).mean()))

@@ -1,4 +1,4 @@
-"""Samples of different lengths as one batch."""
+"""Pads samples of different lengths into one batch."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-IGNORED = -100
+from .labels import IGNORED
 
 
 def collate(samples: Sequence[Mapping[str, Tensor]], pad_token_id: int = 0) -> dict[str, Tensor]:
     """Pad on the right: input_ids with `pad_token_id`, labels with -100, attention_mask with 0.
 
-    samples: each with input_ids (T,), and labels (T,) or none (then the input_ids are). Returns (B, longest T) of each.
+    samples: each with input_ids (T,) and optionally labels (T,), which default to the input_ids. Returns tensors (B, longest T).
 
     >>> batch = collate([{"input_ids": torch.tensor([5, 6, 7])}, {"input_ids": torch.tensor([8])}])
     >>> batch["labels"].tolist(), batch["attention_mask"].tolist()
@@ -31,7 +31,7 @@ def collate(samples: Sequence[Mapping[str, Tensor]], pad_token_id: int = 0) -> d
         ids = sample["input_ids"]
         labels = sample.get("labels", ids)
         if len(labels) != len(ids):
-            raise ValueError(f"sample {i} has {len(ids)} input_ids but {len(labels)} labels: they must be as many")
+            raise ValueError(f"sample {i} has {len(ids)} input_ids but {len(labels)} labels: the lengths must be equal")
         batch["input_ids"][i, : len(ids)] = ids
         batch["labels"][i, : len(ids)] = labels
         batch["attention_mask"][i, : len(ids)] = sample.get("attention_mask", torch.ones(len(ids)))

@@ -1,4 +1,4 @@
-"""Panics of the tokenizers library as errors: they are no `Exception`, and print a backtrace of their own."""
+"""Converts panics of the tokenizers library to errors: they are not an `Exception`, and print a backtrace of their own."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ PANIC = "PanicException"  # of pyo3_runtime, which cannot be imported
 
 
 class PanicError(ValueError):
-    """What a panic becomes."""
+    """The error raised for a panic."""
 
 
 @contextlib.contextmanager
 def panics_refused(sentence: str, quiet: bool = False) -> Generator[None]:
-    """A panic inside becomes a `PanicError`: `sentence`, and the panic's own words. quiet: without the backtrace on stderr; whatever
-    else was written there follows at the end."""
+    """Convert a panic inside the block to a `PanicError`: `sentence`, then the panic's message.
+
+    quiet: hide the backtrace on stderr; any other output to stderr follows when the block ends.
+    """
     with _held_back() if quiet else contextlib.nullcontext():
         try:
             yield
@@ -30,7 +32,7 @@ def panics_refused(sentence: str, quiet: bool = False) -> Generator[None]:
 
 @contextlib.contextmanager
 def _held_back() -> Generator[None]:
-    """Keeps what is written to file descriptor 2 until the block ends, and drops it where the block fails."""
+    """Buffer output to file descriptor 2 until the block ends; drop it if the block fails."""
     try:
         sys.stderr.flush()
         before = os.dup(2)

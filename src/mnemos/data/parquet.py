@@ -1,4 +1,4 @@
-"""Parquet files: a row is a document. Memory holds a bounded number of rows, whatever a file unpacks to."""
+"""Reads parquet files, one document per row. A bounded number of rows is in memory, whatever the file unpacks to."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 from .files import require
 from .parquet_pages import bytes_of_rows, read_pages
-from .reader import Item, OnBytes, Reader, Rules
-from .report import Report
+from .reader import Item, OnBytes, Reader, ReadRules
+from .report import ReadReport
 
-PARQUET_ROWS = 256  # rows unpacked together, at most
+PARQUET_ROWS = 256  # largest number of rows unpacked together
 
 
 class Parquet(Reader):
-    """The text column of a table. It is divided between row groups."""
+    """The text column of a table. A file can be divided between row groups."""
 
     name, suffixes, zipped = "parquet", (".parquet",), False
 
-    def records(self, item: Item, rules: Rules, report: Report, on_bytes: OnBytes) -> Iterator[Any]:
+    def records(self, item: Item, rules: ReadRules, report: ReadReport, on_bytes: OnBytes) -> Iterator[Any]:
         pyarrow = require("pyarrow", "data")
         file = open_parquet(item.path)
         stop = file.metadata.num_row_groups if item.stop < 0 else item.stop
@@ -33,7 +33,7 @@ class Parquet(Reader):
                 ):
                     cells = batch.column(0)
                     cells = cells.dictionary_decode() if pyarrow.types.is_dictionary(cells.type) else cells
-                    # a file may call anything UTF-8
+                    # the file's claim that the column is UTF-8 is not checked
                     yield from cells.cast(pyarrow.large_binary()).to_pylist()
                 if not rows:
                     yield from itertools.repeat(None, file.metadata.row_group(group).num_rows)
@@ -45,7 +45,7 @@ class Parquet(Reader):
         except MemoryError:
             raise ValueError(f"{item.path} unpacks to more than this machine's memory holds") from None
 
-    def check(self, path: Path, rules: Rules) -> None:
+    def check(self, path: Path, rules: ReadRules) -> None:
         columns = open_parquet(path).schema_arrow.names
         if rules.column not in columns:
             raise ValueError(f"{path} has no column {rules.column!r}: text_column can be one of {', '.join(columns)}")
@@ -56,10 +56,10 @@ class Parquet(Reader):
         return [groups * (i + 1) // pieces for i in range(pieces)]
 
 
-def _rows_at_once(file, group: int, path: str, rules: Rules) -> int:
-    """How many rows of a group fit into memory together, whatever they unpack to; 0 for a column that holds no text.
+def _rows_at_once(file, group: int, path: str, rules: ReadRules) -> int:
+    """The number of rows of a group that fit into memory together, whatever they unpack to; 0 for a column without text.
 
-    A file of a kilobyte can hold gigabytes: a page may unpack to any size, and a thousand rows may share one long value.
+    A file of one kilobyte can hold gigabytes: a page can unpack to any size, and a thousand rows can share one long value.
     """
     pyarrow = require("pyarrow", "data")
     kind = file.schema_arrow.field(rules.column).type
@@ -89,7 +89,7 @@ def _rows_at_once(file, group: int, path: str, rules: Rules) -> int:
 
 
 def open_parquet(path: str | Path):
-    """A parquet file, or a sentence that it is none."""
+    """Open a parquet file; raises a ValueError if it is not one."""
     pyarrow = require("pyarrow", "data")
     require("pyarrow.parquet", "data")
     try:

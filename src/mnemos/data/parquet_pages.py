@@ -1,7 +1,7 @@
-"""The pages of a parquet column, by their headers alone: how large they are once they are unpacked.
+"""Sizes of the pages of a parquet column once unpacked, from their headers alone.
 
-A value lies within one page, so that no value is larger. Headers are structs of Thrift's compact protocol (PageHeader of the parquet
-format), of which the fields named below are read.
+A value lies within one page, so no value is larger than its page. Headers are structs of Thrift's compact protocol (PageHeader in the
+parquet format); only the fields named below are read.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, BinaryIO, NamedTuple
 
-HEADER_BYTES = (2**12, 2**24)  # what is read of a header, and what is read if that was not enough
+HEADER_BYTES = (2**12, 2**24)  # bytes read for a header, and bytes read if the first were too few
 MAX_DEPTH = 16
 TYPE, UNPACKED, PACKED = 1, 2, 3  # fields of a page header
-ABOUT = {0: 5, 2: 7, 3: 8}  # type of a page -> field that describes it: data, dictionary, data of version 2
+PAGE_HEADER_FIELD = {0: 5, 2: 7, 3: 8}  # page type (data, dictionary, data v2) -> field that describes it
 DICTIONARY, COUNT, ENCODING, DELTA_BYTE_ARRAY = 2, 1, {0: 2, 3: 4}, 7
 
 
 class Page(NamedTuple):
-    """bytes: unpacked. values: how many, nulls included. expands: whether its values may be larger together than the page."""
+    """bytes: size once unpacked. values: number of values, nulls included. expands: whether the values together can exceed the page."""
 
     bytes: int
     values: int
@@ -25,7 +25,7 @@ class Page(NamedTuple):
 
 
 def read_pages(file: BinaryIO, start: int, stop: int) -> list[Page]:
-    """The pages between two places of a file, in order; ValueError where there are none."""
+    """The pages between two offsets of a file, in order; ValueError if there are none."""
     pages = []
     while start < stop:
         for size in HEADER_BYTES:
@@ -39,7 +39,7 @@ def read_pages(file: BinaryIO, start: int, stop: int) -> list[Page]:
         else:
             raise ValueError(f"there is no page header at byte {start}")
         kind, unpacked, packed = (fields.get(name, -1) for name in (TYPE, UNPACKED, PACKED))
-        about = fields.get(ABOUT.get(kind, -1), {})
+        about = fields.get(PAGE_HEADER_FIELD.get(kind, -1), {})
         if not isinstance(about, dict) or min(unpacked, packed) < 0:
             raise ValueError(f"there is no page header at byte {start}")
         expands = kind == DICTIONARY or about.get(ENCODING.get(kind, -1)) == DELTA_BYTE_ARRAY
@@ -49,14 +49,14 @@ def read_pages(file: BinaryIO, start: int, stop: int) -> list[Page]:
 
 
 def bytes_of_rows(pages: Sequence[Page], rows: int) -> int:
-    """The most that `rows` consecutive values can take: every page they may touch, and copies of what expands.
+    """Upper bound on the bytes of `rows` consecutive values: all pages they can touch, and copies of values in pages that expand.
 
     >>> bytes_of_rows([Page(100, 10, False)] * 9, 11), bytes_of_rows([Page(100, 10, True)], 11)
     (200, 1100)
     """
     worst = rows * max((page.bytes for page in pages if page.expands), default=0)
     plain = [page for page in pages if not page.expands]
-    first = total = inside = 0  # inside: values of the pages between the first and the last of a window
+    first = total = inside = 0  # inside: number of values between the first and the last page of a window
     for last, page in enumerate(plain):
         total += page.bytes
         inside += plain[last - 1].values if last > first + 1 else 0
@@ -71,13 +71,13 @@ def bytes_of_rows(pages: Sequence[Page], rows: int) -> int:
 
 
 class _Header:
-    """Bytes of a struct, read from the front; an IndexError where they end too early."""
+    """Parses a struct from bytes; raises an IndexError if they end too early."""
 
     def __init__(self, raw: bytes):
         self.raw, self.place = raw, 0
 
     def struct(self, depth: int = 0) -> dict[int, Any]:
-        """The whole numbers and structs among a struct's fields, by field; everything else is passed over."""
+        """The integers and structs among a struct's fields, by field id; other fields are skipped."""
         if depth > MAX_DEPTH:
             raise ValueError("a page header is nested too deeply")
         found: dict[int, Any] = {}
@@ -90,7 +90,7 @@ class _Header:
         return found
 
     def _value(self, kind: int, depth: int) -> Any:
-        if kind in (4, 5, 6):  # whole numbers of 16, 32 and 64 bits
+        if kind in (4, 5, 6):  # integers of 16, 32 and 64 bits
             return self._zigzag()
         if kind in (3, 7):  # a byte; a float of 64 bits
             self._skip(1 if kind == 3 else 8)

@@ -1,4 +1,4 @@
-"""Parts tokenised by processes of their own: `main` takes jobs and answers, a line of JSON each.
+"""Tokenises parts in separate processes: `main` reads jobs and writes answers, one line of JSON each.
 
 Plain processes, not multiprocessing: no fork of a program with threads, no second import of the user's script, no pickle.
 """
@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -19,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from ..interpreter import command
-from .encode import Progress, encode_part
+from .encode import TokenizeProgress, encode_part
 from .modules import import_named
-from .readers import Item, Rules, modules_of
+from .readers import Item, ReadRules, modules_of
 from .tokenizer import ByteTokenizer, FastTokenizer, Tokenizer, open_tokenizer
 
 
@@ -29,12 +30,12 @@ def encode_in_processes(
     jobs: Sequence[tuple[int, Sequence[Item]]],
     folder: Path,
     tokenizer: Tokenizer,
-    rules: Rules,
+    rules: ReadRules,
     add_bos: bool,
     workers: int,
     on_progress,
 ) -> None:
-    """Every job (shard number, items) is done when this returns; the first error of a process is raised here."""
+    """Run every job (shard number, items); raises the first error of a process."""
     with contextlib.ExitStack() as stack:
         opened = _tokenizer_file(tokenizer, folder)
         waiting: queue.SimpleQueue = queue.SimpleQueue()
@@ -57,12 +58,12 @@ def encode_in_processes(
 
 
 def _tokenizer_file(tokenizer: Tokenizer, folder: Path) -> dict[str, str | None]:
-    """What the processes open, whatever the tokenizer was opened from."""
+    """The tokenizer in a form that the processes can open, whatever it was opened from."""
     if isinstance(tokenizer, ByteTokenizer):
         return {"name": "bytes", "eos_token": None}
     place = folder / "tokenizer"
     tokenizer.save(place)
-    if isinstance(tokenizer, FastTokenizer):  # by itself, this file needs no transformers
+    if isinstance(tokenizer, FastTokenizer):  # this file alone needs no transformers
         return {
             "name": str(place / "tokenizer.json"),
             "eos_token": tokenizer.backend.id_to_token(tokenizer.eos_token_id),
@@ -85,7 +86,7 @@ def _worker(workers: int):
 
 
 def _feed(process: subprocess.Popen, waiting: queue.SimpleQueue, common: dict, lock, stop, on_progress) -> None:
-    """Give a process one job after another and pass its answers on; its stdin is closed when there are no more."""
+    """Send one job after another to a process and forward its progress; close its stdin after the last job."""
     assert process.stdin and process.stdout
     while not stop.is_set():
         try:
@@ -102,23 +103,24 @@ def _feed(process: subprocess.Popen, waiting: queue.SimpleQueue, common: dict, l
             if "done" in answer:
                 break
             with lock:
-                on_progress(Progress(**answer))
+                on_progress(TokenizeProgress(**answer))
         else:
-            raise RuntimeError(f"a process that tokenised ended before its work (exit status {process.wait()})")
+            raise RuntimeError(f"a tokenising process ended before its work was done (exit status {process.wait()})")
     with contextlib.suppress(BrokenPipeError):
         process.stdin.close()
 
 
 def main() -> None:
     """Serve jobs from stdin until it closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
     out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # output of libraries must not mix with answers
     tokenizer = None
     for line in sys.stdin:
         job = json.loads(line)
         try:
             if tokenizer is None:
-                for module in job["modules"]:  # those of readers that a user has registered
+                for module in job["modules"]:  # readers registered by the user
                     import_named(module)
                 tokenizer = open_tokenizer(**job["tokenizer"])
                 tokenizer.eos_token_id, tokenizer.bos_token_id = job["ends"]
@@ -128,7 +130,7 @@ def main() -> None:
                 job["number"],
                 Path(job["folder"]),
                 tokenizer,
-                Rules(**job["rules"]),
+                ReadRules(**job["rules"]),
                 job["add_bos"],
                 lambda progress: print(json.dumps(asdict(progress)), file=out),
             )

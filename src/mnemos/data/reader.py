@@ -1,6 +1,6 @@
-"""What a reader is: it turns one kind of file, or a source with a name, into documents. `register_reader` adds one.
+"""The base class of readers, which turn one kind of file, or a named source, into documents. `register_reader` adds one.
 
-A document is one or more `Piece`s, the last of them marked. What is left out is counted in a `Report` (see report.REASONS).
+A document is one or more `DocumentPiece`s; the last one is marked. A `ReadReport` counts skipped documents (see report.REASONS).
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, ClassVar, NamedTuple, TypeVar
 
-from .report import Report
+from .report import ReadReport
 from .utf8 import decode, is_junk, repair
 
 OnBytes = Callable[[int], None]
 
 
-class Piece(NamedTuple):
+class DocumentPiece(NamedTuple):
     text: str
     last: bool
 
 
 @dataclass(frozen=True)
 class Item:
-    """What a process is given to read. kind: the name of its reader. start, stop: the part of a file that was divided."""
+    """A file or a part of one. kind: name of its reader. start, stop: byte range (or row groups) of a divided file."""
 
     kind: str
     path: str = ""
@@ -41,8 +41,8 @@ class Item:
 
 
 @dataclass
-class Rules:
-    """What counts as a document, and where its text is."""
+class ReadRules:
+    """Which documents are kept, and the column of their text."""
 
     column: str = "text"
     min_chars: int = 1
@@ -52,10 +52,10 @@ class Rules:
 
 
 class Reader:
-    """One kind of file, or one source that is no file. A reader of your own needs `name`, `suffixes` and `records`.
+    """Reads one kind of file, or one source that is not a file. A subclass defines `name`, `suffixes` and `records`.
 
-    suffixes: endings of its files, as ".csv". zipped: they may be compressed (.csv.gz). source: a name that `--data` takes, for a
-    source that is no file. version: raise it when the same file gives other documents than before; shards are then made anew.
+    suffixes: file endings, such as ".csv". zipped: whether the files may be compressed (.csv.gz). source: a name for `--data`, for a
+    source that is not a file. version: increase it when the same file yields other documents than before, so that shards are rebuilt.
     """
 
     name: ClassVar[str]
@@ -64,29 +64,29 @@ class Reader:
     source: ClassVar[str | None] = None
     version: ClassVar[int] = 0
 
-    def records(self, item: Item, rules: Rules, report: Report, on_bytes: OnBytes) -> Iterator[Any]:
-        """The documents of an item: a str, bytes of UTF-8, or anything else for a record without text, which is counted.
+    def records(self, item: Item, rules: ReadRules, report: ReadReport, on_bytes: OnBytes) -> Iterator[Any]:
+        """The documents of an item: a str, UTF-8 bytes, or any other object for a record without text, which is counted.
 
-        on_bytes: to be called with the number of bytes of the file that are done (`open_item` does so).
+        on_bytes: called with the number of bytes of the file that were read (`open_item` calls it).
         """
         raise NotImplementedError
 
-    def pieces(self, item: Item, rules: Rules, report: Report, on_bytes: OnBytes) -> Iterator[Piece]:
-        """The documents that the rules keep; a reader whose documents do not fit into memory yields several pieces of each."""
+    def pieces(self, item: Item, rules: ReadRules, report: ReadReport, on_bytes: OnBytes) -> Iterator[DocumentPiece]:
+        """The documents that the rules keep. A reader of documents that do not fit into memory yields several pieces of each."""
         for raw in self.records(item, rules, report, on_bytes):
             text = as_text(raw, rules, report)
             if text is not None:
-                yield Piece(text, True)
+                yield DocumentPiece(text, True)
 
-    def check(self, path: Path, rules: Rules) -> None:
-        """Raise a ValueError for a file that has no text where the rules look for it: before the work, not after an hour."""
+    def check(self, path: Path, rules: ReadRules) -> None:
+        """Raise a ValueError for a file without text in the expected column: before the work, not after an hour."""
 
     def ends(self, path: Path, size: int, part_bytes: int) -> list[int]:
-        """`Item.stop` of each part of a file of `size` bytes, parts of about `part_bytes`; empty where it cannot be divided."""
+        """`Item.stop` of each part of a file of `size` bytes, parts of about `part_bytes`; empty if the file cannot be divided."""
         return []
 
-    def source_item(self, rules: Rules) -> Item:
-        """What is read for `source`."""
+    def source_item(self, rules: ReadRules) -> Item:
+        """The item that is read for `source`."""
         return Item(self.name)
 
 
@@ -95,7 +95,7 @@ Kind = TypeVar("Kind", bound=type[Reader])
 
 
 def register_reader(kind: Kind) -> Kind:
-    """Decorate a `Reader` to make files with its suffixes, or its source, readable wherever data are named.
+    """Class decorator for a `Reader`: registers its suffixes, or its source, for all data options.
 
     >>> @register_reader
     ... class Lines(Reader):
@@ -127,8 +127,8 @@ def reader_of_suffix(suffix: str) -> Reader | None:
     return next((reader for reader in READERS.values() if suffix in reader.suffixes), None)
 
 
-def as_text(raw: Any, rules: Rules, report: Report) -> str | None:
-    """A record's text, or None and one more in the report's counts."""
+def as_text(raw: Any, rules: ReadRules, report: ReadReport) -> str | None:
+    """The text of a record; None, and one more skipped document in the report, if there is none."""
     if not isinstance(raw, str | bytes):
         report.skipped["no_text"] += 1
         return None
@@ -139,8 +139,8 @@ def as_text(raw: Any, rules: Rules, report: Report) -> str | None:
     return kept(text, damaged, rules, report)
 
 
-def kept(text: str, damaged: bool, rules: Rules, report: Report) -> str | None:
-    """The text that counts as a document, or None and one more in the report's counts."""
+def kept(text: str, damaged: bool, rules: ReadRules, report: ReadReport) -> str | None:
+    """The text of a document that the rules keep; None, and one more skipped document in the report, for any other."""
     text = text.removeprefix("\ufeff")
     if damaged and is_junk(text.encode()):
         report.skipped["binary"] += 1
@@ -156,7 +156,7 @@ def kept(text: str, damaged: bool, rules: Rules, report: Report) -> str | None:
 
 @contextlib.contextmanager
 def open_item(item: Item, on_bytes: OnBytes) -> Generator[Any, None, None]:
-    """A file of bytes, decompressed if needed. `on_bytes` receives the number of bytes read from the file itself."""
+    """Open a file in binary mode, decompressed if needed. `on_bytes` receives the number of bytes read from the file itself."""
     try:
         with open(item.path, "rb") as raw:
             counted = _Counted(raw, on_bytes)
@@ -172,7 +172,7 @@ def open_item(item: Item, on_bytes: OnBytes) -> Generator[Any, None, None]:
 
 
 class _Counted:
-    """Passes on what is read from a file, and says how much it was."""
+    """A file wrapper that reports the number of bytes read."""
 
     def __init__(self, file: IO[bytes], on_bytes: OnBytes):
         self.file, self.on_bytes = file, on_bytes

@@ -1,6 +1,6 @@
-"""Documents of files, piece by piece: memory does not grow with a file, nor with a document in a text file.
+"""Readers of text, JSON, JSON lines and hub datasets. Memory use does not grow with a file, nor with a document in a text file.
 
-A .txt or .md file is one document; a line of .jsonl, a row of .parquet, an element of a .json list is one.
+One document: a .txt or .md file, a line of .jsonl, a row of .parquet, an element of a .json list.
 """
 
 from __future__ import annotations
@@ -12,21 +12,23 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..choices import unknown
-from .embedded import LIMIT, documents
+from .embedded import MAX_CHARACTERS, documents
 from .modules import home_of
 from .parquet import Parquet
-from .reader import READERS, Item, OnBytes, Piece, Reader, Rules, kept, open_item, register_reader
-from .report import Report
+from .reader import READERS, DocumentPiece, Item, OnBytes, Reader, ReadRules, kept, open_item, register_reader
+from .report import ReadReport
 from .utf8 import decode, is_junk, last_break, unfinished
 
-BLOCK = 2**20  # bytes of a piece
+BLOCK_BYTES = 2**20  # size of a piece
 
 
-def read(item: Item, rules: Rules, report: Report, on_bytes: OnBytes = lambda n: None) -> Iterator[Piece]:
-    """The pieces of an item's documents; `on_bytes` hears how many bytes of the file are done.
+def read(
+    item: Item, rules: ReadRules, report: ReadReport, on_bytes: OnBytes = lambda n: None
+) -> Iterator[DocumentPiece]:
+    """The pieces of an item's documents; `on_bytes` receives the number of bytes read.
 
-    >>> report = Report()
-    >>> any(read(Item("embedded"), Rules(), report))
+    >>> report = ReadReport()
+    >>> any(read(Item("embedded"), ReadRules(), report))
     True
     """
     if item.kind not in READERS:
@@ -35,7 +37,7 @@ def read(item: Item, rules: Rules, report: Report, on_bytes: OnBytes = lambda n:
 
 
 def modules_of(items: Iterable[Item]) -> list[str | None]:
-    """The modules that another process must import to read these items; None for a reader that it cannot import."""
+    """The modules that another process must import to read these items; None for a reader that cannot be imported."""
     package = __name__.partition(".")[0]
     modules = sorted({type(READERS[item.kind]).__module__ for item in items})
     return [home_of(module) for module in modules if module.partition(".")[0] != package]
@@ -47,17 +49,17 @@ class Text(Reader):
 
     name, suffixes = "text", (".txt", ".md")
 
-    def pieces(self, item: Item, rules: Rules, report: Report, on_bytes: OnBytes) -> Iterator[Piece]:
+    def pieces(self, item: Item, rules: ReadRules, report: ReadReport, on_bytes: OnBytes) -> Iterator[DocumentPiece]:
         with open_item(item, on_bytes) as file:
-            head = file.read(max(BLOCK, 4 * rules.min_chars))
+            head = file.read(max(BLOCK_BYTES, 4 * rules.min_chars))
             if is_junk(head[: len(head) - unfinished(head)]):
                 report.skipped["binary"] += 1
                 return
-            following = file.read(BLOCK)
+            following = file.read(BLOCK_BYTES)
             if not following:
                 text = kept(*decode(head), rules, report)
                 if text is not None:
-                    yield Piece(text, True)
+                    yield DocumentPiece(text, True)
                 return
             held, rest, damaged = "", head.removeprefix(b"\xef\xbb\xbf"), False
             while True:
@@ -67,11 +69,11 @@ class Text(Reader):
                 text = held + text
                 if not following:
                     report.repaired += damaged
-                    yield Piece(text, True)
+                    yield DocumentPiece(text, True)
                     return
                 place = last_break(text)
-                yield Piece(text[:place], False)
-                held, rest, following = text[place:], rest[cut:] + following, file.read(BLOCK)
+                yield DocumentPiece(text[:place], False)
+                held, rest, following = text[place:], rest[cut:] + following, file.read(BLOCK_BYTES)
 
 
 @register_reader
@@ -80,8 +82,8 @@ class Json(Reader):
 
     name, suffixes = "json", (".json",)
 
-    def records(self, item: Item, rules: Rules, report: Report, on_bytes: OnBytes) -> Iterator[Any]:
-        limit = 4 * rules.max_document_bytes  # parsing takes three times as much memory
+    def records(self, item: Item, rules: ReadRules, report: ReadReport, on_bytes: OnBytes) -> Iterator[Any]:
+        limit = 4 * rules.max_document_bytes  # parsing takes three times the memory
         raw = b""
         if item.size <= limit:
             with open_item(item, on_bytes) as file:
@@ -104,16 +106,16 @@ class Json(Reader):
 
 @register_reader
 class Jsonl(Reader):
-    """A line is a record. A file is divided at any byte: a line belongs to the part that it begins in."""
+    """One record per line. A file can be divided at any byte: a line belongs to the part in which it begins."""
 
     name, suffixes = "jsonl", (".jsonl",)
 
-    def records(self, item: Item, rules: Rules, report: Report, on_bytes: OnBytes) -> Iterator[Any]:
+    def records(self, item: Item, rules: ReadRules, report: ReadReport, on_bytes: OnBytes) -> Iterator[Any]:
         with open_item(item, on_bytes) as file:
             position = 0
             if item.start:
                 file.seek(item.start - 1)
-                position = item.start - 1 + _skip_line(file)  # the line before belongs to the item before
+                position = item.start - 1 + _skip_line(file)  # the previous line belongs to the previous item
             while item.stop < 0 or position < item.stop:
                 line = file.readline(rules.max_document_bytes + 1)
                 position += len(line)
@@ -133,8 +135,8 @@ class Jsonl(Reader):
                 text = record.get(rules.column) if isinstance(record, dict) else record
                 yield text if isinstance(record, str | dict) else None
 
-    def check(self, path: Path, rules: Rules) -> None:
-        first = next(self.records(Item(self.name, str(path)), rules, Report(), lambda n: None), "")
+    def check(self, path: Path, rules: ReadRules) -> None:
+        first = next(self.records(Item(self.name, str(path)), rules, ReadReport(), lambda n: None), "")
         if not isinstance(first, str):
             raise ValueError(
                 f"the first line of {path} has no text under {rules.column!r}: text_column must name a key that holds a string"
@@ -145,9 +147,9 @@ class Jsonl(Reader):
 
 
 def _skip_line(file: IO[bytes]) -> int:
-    """To the line's end, without holding the line; the bytes passed."""
+    """Skip to the end of the line without holding it in memory. Returns the number of bytes skipped."""
     passed = 0
-    while chunk := file.readline(BLOCK):
+    while chunk := file.readline(BLOCK_BYTES):
         passed += len(chunk)
         if chunk.endswith(b"\n"):
             break
@@ -159,11 +161,11 @@ register_reader(Parquet)
 
 @register_reader
 class Hub(Reader):
-    """A dataset of the hub, up to `Rules.hub_bytes` of it."""
+    """A hub dataset, up to `ReadRules.hub_bytes` of text."""
 
     name = "hub"
 
-    def records(self, item: Item, rules: Rules, report: Report, on_bytes: OnBytes) -> Iterator[Any]:
+    def records(self, item: Item, rules: ReadRules, report: ReadReport, on_bytes: OnBytes) -> Iterator[Any]:
         from .hub import records
 
         left = rules.hub_bytes
@@ -178,14 +180,14 @@ class Hub(Reader):
 
 @register_reader
 class Embedded(Reader):
-    """Text that is on every machine."""
+    """Python's own documentation, which needs no download."""
 
     name = source = "embedded"
 
-    def records(self, item: Item, rules: Rules, report: Report, on_bytes: OnBytes) -> Iterator[Any]:
+    def records(self, item: Item, rules: ReadRules, report: ReadReport, on_bytes: OnBytes) -> Iterator[Any]:
         for text in documents():
             on_bytes(len(text.encode(errors="replace")))
             yield text
 
-    def source_item(self, rules: Rules) -> Item:
-        return Item(self.name, path=f"python {sys.version}", size=LIMIT)
+    def source_item(self, rules: ReadRules) -> Item:
+        return Item(self.name, path=f"python {sys.version}", size=MAX_CHARACTERS)

@@ -1,4 +1,4 @@
-"""Synthetic recall: facts hidden in a long text, and a question about one of them at its end."""
+"""A synthetic recall task: facts hidden in a long text, and a question about one of them at the end."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from .long_context import _encode
-from .padding import IGNORED
+from .labels import IGNORED
+from .long_context import token_ids
 from .tasks.text import check_tokenizer
 from .tokenizer import ByteTokenizer, Tokenizer
 
@@ -26,8 +26,8 @@ OBJECTS = ("the market", "a stone bridge", "the empty house", "the northern road
 
 
 class RecallDataset(Dataset):
-    """`context_length` tokens each: filler with `num_facts` facts somewhere, then "Question: What is the answer of fact 1234?
-    Answer: 567." Labels are those of the answer alone. Sample i depends on the seed and i only.
+    """Samples of `context_length` tokens: filler with `num_facts` facts at random positions, then "Question: What is the answer of
+    fact 1234? Answer: 567." Only the answer has labels. Sample i depends only on the seed and i.
 
     >>> sample = RecallDataset(num_samples=3, context_length=512)[0]
     >>> len(sample["input_ids"]), sample["question"] in sample["facts"]
@@ -49,7 +49,7 @@ class RecallDataset(Dataset):
         self.num_samples, self.context_length, self.num_facts, self.seed = num_samples, context_length, num_facts, seed
         self.tokenizer = ByteTokenizer() if tokenizer is None else tokenizer
         check_tokenizer(self.tokenizer)
-        self[0]  # a context too short for its facts is refused now
+        self[0]  # raises now if the context is too short for its facts
 
     def __len__(self) -> int:
         return self.num_samples
@@ -61,9 +61,9 @@ class RecallDataset(Dataset):
         chance = random.Random(f"{self.seed} {index}")
         facts = {number: chance.randrange(100, 1000) for number in chance.sample(range(1000, 10000), self.num_facts)}
         question = chance.choice(list(facts))
-        answer = _encode(self.tokenizer, f" {facts[question]}.")
-        asked = _encode(self.tokenizer, f"Question: What is the answer of fact {question}? Answer:")
-        told = [_encode(self.tokenizer, f"Fact {number}: The answer is {value}. ") for number, value in facts.items()]
+        answer = token_ids(self.tokenizer, f" {facts[question]}.")
+        asked = token_ids(self.tokenizer, f"Question: What is the answer of fact {question}? Answer:")
+        told = [token_ids(self.tokenizer, f"Fact {number}: The answer is {value}. ") for number, value in facts.items()]
         room = self.context_length - len(asked) - len(answer) - sum(map(len, told))
         if room < 0:
             least = self.context_length - room
@@ -91,11 +91,11 @@ class RecallDataset(Dataset):
         }
 
     def _filler(self, chance: random.Random, room: int) -> list[list[int]]:
-        """Sentences of `room` tokens in all; the first is cut to fit."""
+        """Filler sentences with `room` tokens in total; the first one is cut to fit."""
         sentences = []
         while room > 0:
             text = f"{chance.choice(SUBJECTS)} {chance.choice(VERBS)} {chance.choice(OBJECTS)}. "
-            ids = list(_encode(self.tokenizer, text))[-room:]
+            ids = list(token_ids(self.tokenizer, text))[-room:]
             sentences.append(ids)
             room -= len(ids)
         return sentences[::-1]

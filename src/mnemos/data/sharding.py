@@ -1,4 +1,4 @@
-"""Files as items (a file, or a piece of one), in groups of about the same size: what a process is given to read."""
+"""Divides files into items (a file, or a part of one), and groups items into parts of about equal size, one per process."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from .reader import Item, reader_of_suffix
 from .readers import READERS, Text
 
-PART_BYTES = 2**27  # of files, for one process to read
+PART_BYTES = 2**27  # bytes of files per part
 
 
 def kind_of(path: Path) -> str | None:
-    """What a file name says about the file; None where it says nothing.
+    """The name of the reader for a file, by its suffix; None for an unknown suffix.
 
     >>> kind_of(Path("a.jsonl.gz")), kind_of(Path("enwik8.gz")), kind_of(Path("a.png"))
     ('jsonl', 'text', None)
@@ -28,7 +28,7 @@ def kind_of(path: Path) -> str | None:
 
 
 def known_suffixes() -> list[str]:
-    """Endings of the files that can be read.
+    """Suffixes of the files that can be read.
 
     >>> known_suffixes()[:3]
     ['.txt', '.md', '.json']
@@ -37,7 +37,7 @@ def known_suffixes() -> list[str]:
 
 
 def files_under(folder: Path) -> list[Path]:
-    """Files of a known kind, below `folder`, in the order of their names; hidden ones are left out.
+    """Files of a known kind below `folder`, sorted by name; hidden files are skipped.
 
     >>> files_under(Path("nowhere"))
     []
@@ -50,7 +50,7 @@ def files_under(folder: Path) -> list[Path]:
 
 
 def items_of(path: Path, kind: str, part_bytes: int | None = None) -> list[Item]:
-    """A file as items of at most about `part_bytes`; text, JSON and compressed files cannot be divided."""
+    """A file as items of at most about `part_bytes`; text, JSON and compressed files are not divided."""
     part_bytes = part_bytes or PART_BYTES
     stat = path.stat()
     whole = Item(kind, str(path.resolve()), size=stat.st_size, changed=stat.st_mtime_ns)
@@ -65,7 +65,7 @@ def items_of(path: Path, kind: str, part_bytes: int | None = None) -> list[Item]
 
 
 def parts_of(items: Iterable[Item], part_bytes: int | None = None) -> list[list[Item]]:
-    """Neighbours together until they make a part: a hundred thousand small files are not as many shards."""
+    """Group consecutive items into parts of about `part_bytes`, so that many small files do not become as many shards."""
     part_bytes = part_bytes or PART_BYTES
     parts: list[list[Item]] = []
     room = 0

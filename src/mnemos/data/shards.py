@@ -1,7 +1,7 @@
-"""Tokenised text on disk: `<n>.bin` holds tokens, each document ended by the end token; `<n>.npy` holds a row for each document.
+"""Tokenised text on disk: `<n>.bin` holds tokens, with the end token after each document; `<n>.npy` holds one row per document.
 
-Columns of the .npy: where the document ends (in tokens), its bytes of text, a hash of its text. `<n>.json` is written after both and
-has their sizes, so a shard without it, or of other sizes, is not whole. `index.json` comes last and makes the folder whole.
+Columns of the .npy: end of the document (in tokens), its bytes of text, a hash of its text. `<n>.json` is written after both and
+holds their sizes, so a shard without it, or with other sizes, is incomplete. `index.json` is written last and marks a complete folder.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy as np
 
 from ..atomic_io import whole_file
 from .files import read_json, write_json
-from .report import Report
+from .report import ReadReport
 
-FORMAT = 1
+SHARD_FORMAT = 1
 HASH_BYTES = 8
 
 
 def dtype_of(vocab_size: int) -> np.dtype:
-    """The smallest type that holds every token.
+    """The smallest integer type that holds every token id.
 
     >>> dtype_of(256), dtype_of(32000), dtype_of(100_000)
     (dtype('uint8'), dtype('uint16'), dtype('uint32'))
@@ -31,7 +31,7 @@ def dtype_of(vocab_size: int) -> np.dtype:
 
 
 class ShardWriter:
-    """Writes one shard; the files appear, whole, when its `with` block ends well."""
+    """Writes one shard; its files appear when the `with` block ends without an error."""
 
     def __init__(self, folder: Path, number: int, dtype: np.dtype):
         self.stem = folder / f"{number:05d}"
@@ -66,23 +66,23 @@ class ShardWriter:
     def __exit__(self, *wrong) -> bool | None:
         return self._file.__exit__(*wrong)
 
-    def finish(self, report: Report) -> dict[str, Any]:
-        """After the block: the table and, last, the sizes."""
+    def finish(self, report: ReadReport) -> dict[str, Any]:
+        """Write the table and, last, the sizes. Call it after the `with` block."""
         documents = len(self.table) // 3
         report.documents, report.tokens, report.bytes = documents, self.tokens, self.bytes
         with whole_file(self.stem.with_suffix(".npy")) as file:
             np.save(file, np.frombuffer(self.table, np.uint64).reshape(documents, 3), allow_pickle=False)
-        about = {"format": FORMAT, "dtype": self.dtype.name, "report": report.counts()}
+        about = {"format": SHARD_FORMAT, "dtype": self.dtype.name, "report": report.counts()}
         about |= {suffix: self.stem.with_suffix(suffix).stat().st_size for suffix in (".bin", ".npy")}
         write_json(self.stem.with_suffix(".json"), about)
         return about
 
 
 def whole_shard(folder: Path, number: int) -> dict[str, Any] | None:
-    """What a shard's .json says, if the shard is there and whole."""
+    """The content of a shard's .json file if the shard is complete, else None."""
     stem = folder / f"{number:05d}"
     about = read_json(stem.with_suffix(".json"))
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
+    if not isinstance(about, dict) or about.get("format") != SHARD_FORMAT:
         return None
     try:
         sizes = {suffix: stem.with_suffix(suffix).stat().st_size for suffix in (".bin", ".npy")}
@@ -92,15 +92,15 @@ def whole_shard(folder: Path, number: int) -> dict[str, Any] | None:
 
 
 class Store:
-    """The shards of a source as one row of tokens, memory-mapped.
+    """The shards of a source as one memory-mapped sequence of tokens.
 
-    starts, lengths: (documents,) in tokens. sizes: bytes of text. hashes: of text.
+    starts, lengths: (documents,), in tokens. sizes: bytes of text per document. hashes: of the text of each document.
     """
 
     def __init__(self, folder: Path):
         index = read_json(folder / "index.json")
         self.folder, self.index = folder, index
-        self.report = Report.from_counts(index["report"])
+        self.report = ReadReport.from_counts(index["report"])
         dtype = np.dtype(index["dtype"])
         self.arrays: list[np.ndarray] = []
         bounds, starts, lengths, sizes, hashes = [0], [], [], [], []
@@ -117,13 +117,13 @@ class Store:
             sizes.append(table[:, 1])
             hashes.append(table[:, 2])
             bounds.append(bounds[-1] + len(self.arrays[-1]))
-        self.bounds = np.array(bounds)  # of each shard, in tokens
+        self.bounds = np.array(bounds)  # end of each shard, in tokens
         self.starts, self.lengths, self.sizes, self.hashes = (
             np.concatenate(column) for column in (starts, lengths, sizes, hashes)
         )
 
     def read(self, start: int, out: np.ndarray) -> None:
-        """Fill `out` with the tokens from `start` on; they lie in one shard."""
+        """Fill `out` with the tokens from `start` on; they must lie in one shard."""
         shard = int(self.bounds.searchsorted(start, side="right")) - 1
         first = start - int(self.bounds[shard])
         out[:] = self.arrays[shard][first : first + len(out)]

@@ -1,10 +1,10 @@
-"""Orders that look random, are fixed by a key, and need no memory: any place in them is computed."""
+"""Pseudorandom orders fixed by a key. They need no memory: any position is computed on demand."""
 
 from __future__ import annotations
 
 import numpy as np
 
-WORD = 2**64 - 1
+UINT64_MASK = 2**64 - 1
 ROUNDS = 6
 
 
@@ -16,9 +16,9 @@ def mix(*numbers: int) -> int:
     """
     x = 0
     for number in numbers:
-        x = (x + number + 0x9E3779B97F4A7C15) & WORD
-        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & WORD
-        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & WORD
+        x = (x + number + 0x9E3779B97F4A7C15) & UINT64_MASK
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & UINT64_MASK
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & UINT64_MASK
         x ^= x >> 31
     return x
 
@@ -33,9 +33,9 @@ def uniform(*numbers: int) -> float:
 
 
 def permute(places: np.ndarray, n: int, key: int) -> np.ndarray:
-    """Where each of `places` (of 0..n-1) goes in the permutation of 0..n-1 that `key` names.
+    """The images of `places` (from 0..n-1) under the permutation of 0..n-1 that `key` selects.
 
-    A Feistel network over the next even power of two; a place that falls outside goes round again until it is inside.
+    A Feistel network over the next even power of two; a value outside the range is permuted again until it lies inside.
 
     >>> sorted(permute(np.arange(5), 5, key=7).tolist())
     [0, 1, 2, 3, 4]

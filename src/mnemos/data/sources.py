@@ -1,4 +1,4 @@
-"""What a user may name as a source, and what is there to read: files, folders, recipes, hub datasets."""
+"""Resolves the names of sources to items to read: files, folders, named sources, hub datasets."""
 
 from __future__ import annotations
 
@@ -10,48 +10,48 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .readers import READERS, Hub, Rules, Text
+from .readers import READERS, Hub, ReadRules, Text
 from .sharding import Item, files_under, items_of, kind_of, known_suffixes
 
 SMOLLM = "HuggingFaceTB/smollm-corpus"
-RECIPES: dict[str, tuple[tuple[str, float], ...]] = {
+MIXTURES: dict[str, tuple[tuple[str, float], ...]] = {
     "smollm-corpus": (("cosmopedia-v2", 0.4), ("fineweb-edu-dedup", 0.5), ("python-edu", 0.1)),
 }
 HUB = {
     "cosmopedia-v2": (SMOLLM, "cosmopedia-v2"),
     "fineweb-edu-dedup": (SMOLLM, "fineweb-edu-dedup"),
-    "python-edu": ("Avelina/python-edu-cleaned", None),  # the corpus itself holds only where its files are
+    "python-edu": ("Avelina/python-edu-cleaned", None),  # smollm-corpus itself holds only references to its files
     "python-edu-cleaned": ("Avelina/python-edu-cleaned", None),
 }
 
 
 @dataclass(frozen=True)
 class Source:
-    """A source by its name, its weight (None: by its size), and what is to be read for it."""
+    """A source: its name, its weight (None: proportional to its size), and its items."""
 
     name: str
     weight: float | None
     items: tuple[Item, ...]
 
-    def fingerprint(self, rules: Rules) -> str:
-        """Changes with any file's name, size or time of change, and with the rules of reading."""
+    def fingerprint(self, rules: ReadRules) -> str:
+        """A hash of the name, size and modification time of every file, and of the reading rules."""
         content = {"items": [item.as_json() for item in self.items], "rules": vars(rules)}
         versions = {item.kind: READERS[item.kind].version for item in self.items if READERS[item.kind].version}
         content |= {"versions": versions} if versions else {}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
 
-def known_recipes() -> list[str]:
-    """Names that are no files.
+def known_sources() -> list[str]:
+    """Names of sources that are not files.
 
-    >>> "embedded" in known_recipes()
+    >>> "embedded" in known_sources()
     True
     """
-    return [*(reader.source for reader in READERS.values() if reader.source is not None), *RECIPES, *HUB]
+    return [*(reader.source for reader in READERS.values() if reader.source is not None), *MIXTURES, *HUB]
 
 
 def parse(specs: Sequence[str]) -> list[tuple[str, float | None]]:
-    """Names and weights; recipes are replaced by what they are made of.
+    """Names and weights; mixtures are replaced by their parts.
 
     >>> parse(["books:2", "a.txt:1"])
     [('books', 2.0), ('a.txt', 1.0)]
@@ -61,8 +61,8 @@ def parse(specs: Sequence[str]) -> list[tuple[str, float | None]]:
     pairs: list[tuple[str, float | None]] = []
     for spec in specs:
         name, weight = _weighted(spec)
-        if name in RECIPES:
-            pairs += [(part, share * (1.0 if weight is None else weight)) for part, share in RECIPES[name]]
+        if name in MIXTURES:
+            pairs += [(part, share * (1.0 if weight is None else weight)) for part, share in MIXTURES[name]]
         else:
             pairs.append((name, weight))
     given = [weight is not None for _, weight in pairs]
@@ -72,7 +72,7 @@ def parse(specs: Sequence[str]) -> list[tuple[str, float | None]]:
     names = [name for name, _ in pairs]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"source {twice!r} is named twice: give it once, with a weight")
+        raise ValueError(f"source {twice!r} is given twice: give it once, with a weight")
     return pairs
 
 
@@ -89,12 +89,12 @@ def _weighted(spec: str) -> tuple[str, float | None]:
     return name, weight
 
 
-def resolve(specs: Sequence[str], rules: Rules) -> list[Source]:
-    """The sources of a config: every file is found, and the first of each kind looked into, before anything is read."""
+def resolve(specs: Sequence[str], rules: ReadRules) -> list[Source]:
+    """The sources of a config. Finds every file, and checks the first of each kind, before any text is read."""
     return [Source(name, weight, tuple(_items(name, rules))) for name, weight in parse(specs)]
 
 
-def _items(name: str, rules: Rules) -> list[Item]:
+def _items(name: str, rules: ReadRules) -> list[Item]:
     for reader in READERS.values():
         if name == reader.source:
             return [reader.source_item(rules)]
@@ -102,7 +102,7 @@ def _items(name: str, rules: Rules) -> list[Item]:
         path, subset = HUB[name]
         return [Item(Hub.name, path, subset=subset, size=rules.hub_bytes)]
     path = Path(name).expanduser()
-    if os.path.isdir(path) and name.strip():  # unlike Path.is_dir, not an error for a name that is too long
+    if os.path.isdir(path) and name.strip():  # unlike Path.is_dir, no error for a name that is too long
         files = files_under(path)
         if not files:
             *first, last = known_suffixes()
@@ -110,7 +110,7 @@ def _items(name: str, rules: Rules) -> list[Item]:
     elif os.path.isfile(path):
         files = [path]
     elif _looks_like_a_path(name):
-        raise ValueError(f"source {name!r:.200} does not exist; recipes are {', '.join(known_recipes())}")
+        raise ValueError(f"source {name!r:.200} does not exist; named sources are {', '.join(known_sources())}")
     else:
         owner, _, subset = name.partition("@")
         return [Item(Hub.name, owner, subset=subset or None, size=rules.hub_bytes)]

@@ -1,9 +1,9 @@
-"""Train, validation and test: who reads what, decided by the text itself.
+"""Splits documents into train, validation and test by their content.
 
-A source of many documents is divided by documents: the hash of a document's text puts it on one side of an edge that all sources
-share, so a copy of it, in this source or another, is on the same side. A source of few documents (one book, enwik8), or with one that
-is most of it, or of copies of a few, is divided inside each: the beginning trains, then come validation and test. Where its documents
-are too short for that, some of them are held out whole.
+A source of many documents is split by document: the hash of its text decides, with thresholds common to all sources, so every copy
+of a document is in the same split. A source of few documents (one book, enwik8), of copies of a few documents, or with one dominant
+document is split inside each document: the beginning is for training, then come validation and test. If its documents are too short
+for that, whole documents are held out.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy as np
 
 from .shards import Store
 
-FEW = 2.0  # documents that a held-out share should have at least, on average
-LARGE = 0.1  # share of a source above which a document is divided, not given to one side
+FEW = 2.0  # smallest expected number of documents in a held-out share
+LARGE = 0.1  # a document with a larger share of its source is divided, not assigned as a whole
 SPLITS = ("train", "validation", "test")
 
 
 @dataclass
 class Documents:
-    """Stretches of a store's tokens. starts, lengths: (n,)."""
+    """Ranges of a store's tokens. starts, lengths: (n,)."""
 
     starts: np.ndarray
     lengths: np.ndarray
@@ -38,13 +38,16 @@ class Documents:
 def split(
     stores: Sequence[Store], validation: float, test: float, say: Callable[[int, str], None] = lambda i, why: None
 ) -> list[dict[str, Documents]]:
-    """For each store, the documents of each of `SPLITS`. say: called with a store's number and a sentence about its split."""
+    """The documents of each of `SPLITS`, for each store. say: called with a store's index and a sentence about its split."""
     shares = [share for share in (validation, test) if share]
     copies = [bool(shares) and _is_copies(store, sum(shares)) for store in stores]
     few = [bool(shares) and (same or _is_coarse(store, min(shares))) for store, same in zip(stores, copies)]
     for i, same in enumerate(copies):
         if same:
-            say(i, "many of its documents are identical, so each is divided: its beginning trains, its end is held out")
+            say(
+                i,
+                "many of its documents are identical, so each is divided: the beginning is for training, the end is held out",
+            )
     divided = [store.hashes for store, is_few in zip(stores, few) if is_few]
     seen = np.concatenate(divided) if divided else np.zeros(0, np.uint64)
     fine = [store for store, is_few in zip(stores, few) if not is_few]
@@ -56,7 +59,7 @@ def split(
         if is_few and len(store.starts) > 1 and _is_short(store, part, validation, test):
             say(
                 i,
-                "its documents are too short to be divided, so some are held out whole; copies of them may be trained on",
+                "its documents are too short to be divided, so some are held out whole; copies of them may be in training",
             )
             part = _whole(store, validation, test)
         parts.append(part)
@@ -68,7 +71,7 @@ def _is_coarse(store: Store, share: float) -> bool:
 
 
 def _is_copies(store: Store, share: float) -> bool:
-    """Whether copies share so few hashes that an edge between them holds out far more than `share`."""
+    """Whether copies share so few hashes that a threshold between them holds out far more than `share`."""
     if _is_coarse(store, share):
         return False
     held_out = store.sizes[_share(store.hashes) < _edge(store, share)].sum()
@@ -76,7 +79,7 @@ def _is_copies(store: Store, share: float) -> bool:
 
 
 def _is_short(store: Store, part: dict[str, Documents], validation: float, test: float) -> bool:
-    """Whether `_inside` held out nothing of a share that is at least a token."""
+    """Whether `_inside` held out no token although the share is at least one token."""
     tokens = store.lengths.sum()
     asked = {"validation": validation, "test": test}
     return any(share * tokens >= 1 and not part[name].tokens for name, share in asked.items())
@@ -87,7 +90,7 @@ def _share(hashes: np.ndarray) -> np.ndarray:
 
 
 def _edge(store: Store, share: float) -> float:
-    """Documents whose hash is below it have, together, at least `share` of the source's bytes."""
+    """The smallest threshold below which the documents, by hash, have at least `share` of the source's bytes."""
     if not share:
         return 0.0
     order = np.argsort(store.hashes)
@@ -97,7 +100,7 @@ def _edge(store: Store, share: float) -> float:
 
 
 def _between(store: Store, first: float, second: float, seen: np.ndarray) -> dict[str, Documents]:
-    """Whole documents; those that a source of few documents divides are left to it."""
+    """Assign whole documents by hash; documents that another source divides are left to that source."""
     share = _share(store.hashes)
     left = ~np.isin(store.hashes, seen) if len(seen) else np.ones(len(share), bool)
     sides = (share >= second, share < first, (share >= first) & (share < second))
@@ -105,7 +108,7 @@ def _between(store: Store, first: float, second: float, seen: np.ndarray) -> dic
 
 
 def _inside(store: Store, validation: float, test: float) -> dict[str, Documents]:
-    """The beginning, middle and end of every document."""
+    """Split every document into its beginning, middle and end."""
     L = store.lengths
     first = np.rint(L * (1 - validation - test)).astype(np.int64)
     second = np.rint(L * (1 - test)).astype(np.int64)
@@ -118,7 +121,7 @@ def _inside(store: Store, validation: float, test: float) -> dict[str, Documents
 
 
 def _whole(store: Store, validation: float, test: float) -> dict[str, Documents]:
-    """Whole documents in the order of their hashes: at least one for each share that is asked for, and one to train on."""
+    """Split whole documents in order of their hashes: at least one for each requested share, and one for training."""
     order, n = np.argsort(store.hashes, kind="stable"), len(store.hashes)
     first = min(max(1, round(n * validation)), n - 1) if validation else 0
     second = first + (min(max(1, round(n * test)), n - 1 - first) if test else 0)

@@ -1,6 +1,6 @@
-"""Tokenizers behind one small interface: bytes, `tokenizers` files, and whatever transformers can open.
+"""Tokenizers behind one small interface: bytes, `tokenizers` files, and any tokenizer of transformers.
 
-Byte tokens: id = byte, vocabulary 256, and byte 0 ends a document (readers take NULs out of text).
+Byte tokenizer: id = byte, vocabulary 256; byte 0 ends a document (readers remove NULs from text).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from .files import read_json, require, write_json
 from .panics import PanicError, panics_refused
 
 SPECIAL = ("<pad>", "<unk>", "<bos>", "<eos>")
-MAX_VOCAB = 2**24  # ids; a model has an embedding for each, whether or not a token has it
+MAX_VOCAB = 2**24  # ids; a model has an embedding for each, used or not
 ENDS = ("<eos>", "</s>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "[SEP]")
 BEGINS = ("<bos>", "<s>", "<|begin_of_text|>", "[CLS]")
 
 
 class Tokenizer(ABC):
-    """Text to token ids and back. `bytes_per_token`: of the corpus it was opened with; bits per byte = loss / ln 2 / that."""
+    """Converts text to token ids and back. `bytes_per_token` is that of the corpus; bits per byte = loss / ln 2 / bytes_per_token."""
 
     name: str
     vocab_size: int
@@ -45,11 +45,11 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def save(self, folder: str | os.PathLike) -> None:
-        """Write files that `open_tokenizer(folder)` and transformers' AutoTokenizer read."""
+        """Write files that `open_tokenizer(folder)` and transformers' AutoTokenizer can open."""
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """The same for two tokenizers that make the same ids."""
+        """Equal for two tokenizers that produce the same ids."""
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, without special tokens."""
@@ -85,7 +85,7 @@ class ByteTokenizer(Tokenizer):
 
 
 class FastTokenizer(Tokenizer):
-    """A tokenizer of the `tokenizers` library, which runs on all cores by itself. Special tokens in a text are text."""
+    """A tokenizer of the `tokenizers` library, which uses all cores. Special tokens inside a text are encoded as plain text."""
 
     def __init__(self, name: str, backend: Any, eos: int, bos: int | None, pad: int | None, config: dict | None = None):
         backend.no_truncation()
@@ -101,7 +101,7 @@ class FastTokenizer(Tokenizer):
             with panics_refused(f"tokenizer {self.name!r} failed at a text"):
                 encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
         except Exception as wrong:
-            if type(wrong) is not Exception:  # the library's own
+            if type(wrong) is not Exception:  # the library raises plain Exception
                 raise
             raise ValueError(f"tokenizer {self.name!r} cannot encode a text: {wrong}") from None
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
@@ -125,7 +125,7 @@ class FastTokenizer(Tokenizer):
 
 
 class SlowTokenizer(Tokenizer):
-    """A tokenizer of transformers that is written in Python."""
+    """A tokenizer of transformers that is implemented in Python."""
 
     def __init__(self, name: str, inner: Any, eos: int):
         self.name, self.inner = name, inner
@@ -148,7 +148,7 @@ class SlowTokenizer(Tokenizer):
 
 
 def open_tokenizer(name: str, eos_token: str | None = None) -> Tokenizer:
-    """`bytes`, a tokenizer.json, a folder, or a hub name. (`bpe:32000` is trained first: see `train_bpe`.)
+    """Open a tokenizer: `bytes`, a tokenizer.json, a folder, or a hub name. (`bpe:32000` must be trained first: see `train_bpe`.)
 
     >>> open_tokenizer("bytes").vocab_size
     256
@@ -161,12 +161,12 @@ def open_tokenizer(name: str, eos_token: str | None = None) -> Tokenizer:
     if name == "bytes":
         return ByteTokenizer()
     path = Path(name).expanduser()
-    if os.path.isfile(path):  # unlike Path.is_file, not an error for a name that is too long
+    if os.path.isfile(path):  # unlike Path.is_file, no error for a name that is too long
         return _from_file(path, name, eos_token)
     if os.path.isdir(path) and name.strip():
         if not any(path.glob("*token*")) and not any(path.glob("vocab*")):
             raise ValueError(
-                f"tokenizer {name!r} is a folder, but transformers cannot give it: there is no tokenizer.json"
+                f"tokenizer {name!r} is a folder, but transformers cannot open it: there is no tokenizer.json"
             )
         config = read_json(path / "tokenizer_config.json")
         if isinstance(config, dict) and config.get("mnemos_tokenizer") == "bytes":
@@ -211,8 +211,8 @@ def _from_transformers(name: str, path: str, eos_token: str | None) -> Tokenizer
         raise
     except Exception as wrong:
         reason = (str(wrong).strip().splitlines() or [type(wrong).__name__])[0]
-        where = "is a folder, but transformers" if os.path.isdir(path) else "is no file or folder, and the hub"
-        raise ValueError(f"tokenizer {name!r} {where} cannot give it: {reason}") from None
+        where = "is a folder, but transformers" if os.path.isdir(path) else "is not a file or folder, and the hub"
+        raise ValueError(f"tokenizer {name!r} {where} cannot open it: {reason}") from None
     eos = inner.get_vocab().get(eos_token) if eos_token else inner.eos_token_id
     eos = _end(name, eos, eos_token)
     if not inner.is_fast:
@@ -221,14 +221,14 @@ def _from_transformers(name: str, path: str, eos_token: str | None) -> Tokenizer
 
 
 def _try_out(backend: Any) -> None:
-    """Encode and decode a text, so that a part of the tokenizer that panics does so here; what it refuses is refused in use."""
+    """Encode and decode a text, so that a tokenizer that panics does so now; other errors appear in use."""
     with contextlib.suppress(Exception):
         backend.decode(backend.encode("A text, 1 é", add_special_tokens=False).ids)
         backend.decode(list(range(min(4, backend.get_vocab_size()))))
 
 
 def _vocab_size(name: str, vocabulary: dict[str, int]) -> int:
-    """One more than the largest id; an id that no model has an embedding for is refused."""
+    """One more than the largest id; raises an error for an id above the limit."""
     if not vocabulary:
         raise ValueError(f"tokenizer {name!r} has no token")
     token, largest = max(vocabulary.items(), key=lambda entry: entry[1])
@@ -243,12 +243,12 @@ def _end(name: str, eos: int | None, eos_token: str | None) -> int:
     if eos is None and eos_token:
         raise ValueError(f"eos_token {eos_token!r} is not in the vocabulary of tokenizer {name!r}")
     if eos is None:
-        raise ValueError(f"tokenizer {name!r} does not say which token ends a document: name it with eos_token")
+        raise ValueError(f"tokenizer {name!r} defines no end-of-document token: name it with eos_token")
     return eos
 
 
 def check_vocabulary(vocab_size: int, model_vocab: int) -> None:
-    """Refuse tokens that a model has no embedding for.
+    """Raise a ValueError if the model has fewer embeddings than the tokenizer has tokens.
 
     >>> check_vocabulary(32000, 256)
     Traceback (most recent call last):

@@ -1,12 +1,12 @@
-"""Bytes that should be UTF-8: decoded, repaired, recognised as junk, and cut where nothing is cut in two."""
+"""Decodes and repairs UTF-8, detects binary data, and finds positions to cut at."""
 
 from __future__ import annotations
 
-JUNK = 0.1  # share of characters that are no text, above which a document is none
+JUNK = 0.1  # share of invalid or control characters above which a document is not text
 
 
 def decode(raw: bytes) -> tuple[str, bool]:
-    """UTF-8 text, and whether it was not quite: invalid bytes become U+FFFD, NULs vanish.
+    """Decode UTF-8. Returns the text and whether it needed repair: invalid bytes become U+FFFD, NULs are removed.
 
     >>> decode(b"caf\\xe9")
     ('caf\ufffd', True)
@@ -20,7 +20,7 @@ def decode(raw: bytes) -> tuple[str, bool]:
 
 
 def repair(text: str) -> tuple[str, bool]:
-    """Text that UTF-8 can hold, without NULs (the byte tokenizer's end of a document).
+    """Replace characters that UTF-8 cannot encode, and remove NULs (the byte tokenizer's end of a document). Returns the text and whether it changed.
 
     >>> repair("a\\0b")
     ('ab', True)
@@ -33,7 +33,7 @@ def repair(text: str) -> tuple[str, bool]:
 
 
 def is_junk(raw: bytes) -> bool:
-    """Whether bytes are no text: too many are invalid UTF-8 or control characters.
+    """Whether bytes are not text: too many are invalid UTF-8 or control characters.
 
     >>> is_junk(bytes(range(256)) * 9), is_junk("naïve text".encode())
     (True, False)
@@ -44,7 +44,7 @@ def is_junk(raw: bytes) -> bool:
 
 
 def last_break(text: str) -> int:
-    """The last place where white space begins, so that no word, and no run of white space, is cut; the end where there is none.
+    """The last position where white space begins, so that no word or run of white space is cut; the end if there is none.
 
     >>> last_break("one two  three")
     7
@@ -56,7 +56,7 @@ def last_break(text: str) -> int:
 
 
 def unfinished(raw: bytes) -> int:
-    """How many bytes at the end may be the beginning of a character.
+    """The number of bytes at the end that may be the beginning of a character.
 
     >>> unfinished("é".encode()), unfinished("é".encode()[:1])
     (0, 1)

@@ -3,6 +3,6 @@
 `run` trains a small memory model and a sliding-window Transformer of its size, measures both, and writes one report page.
 """
 
-from .run import Plan, Report, run
+from .run import DemoPlan, DemoReport, run
 
-__all__ = ["Plan", "Report", "run"]
+__all__ = ["DemoPlan", "DemoReport", "run"]

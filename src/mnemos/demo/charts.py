@@ -1,4 +1,4 @@
-"""Line charts as SVG text, for pages that need nothing from outside."""
+"""Line charts as SVG text, for self-contained pages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COLORS = ("#d9480f", "#1c7ed6", "#868e96")
 
 @dataclass(frozen=True)
 class Line:
-    """A curve: its name, its points, and whether it is drawn as dots with a line or as a line alone."""
+    """A curve: name, points, and whether to draw dots on the line."""
 
     name: str
     x: Sequence[float]
@@ -24,7 +24,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Mark:
-    """A dashed line at one x (or one y), with its name."""
+    """A dashed line at an x (or y) value, with its name."""
 
     name: str
     x: float | None = None
@@ -40,7 +40,7 @@ def chart(
     percent: bool = False,
     marks: Sequence[Mark] = (),
 ) -> str:
-    """One chart, `<svg>…</svg>`; colours follow the order of the lines. log: "x", "y" or "xy", the axes that are logarithmic.
+    """One chart, `<svg>…</svg>`; colours follow the order of the lines. log: the logarithmic axes, "x", "y" or "xy".
 
     >>> chart([Line("a", [1, 2], [0, 1])], "x", "y", (0, 1)).startswith("<svg")
     True
@@ -84,7 +84,7 @@ def chart(
 
 
 def _axis(low: float, high: float, start: float, end: float, log: bool):
-    """Where a value lies: a function to pixels."""
+    """A function that maps values to pixels."""
     if log:
         low, high = math.log10(low), math.log10(high)
     span = (high - low) or 1.0
@@ -105,7 +105,7 @@ def _ticks(low: float, high: float, wanted: int = 5) -> list[float]:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten, or 1, 2 and 5 times them where there are fewer than three.
+    """Powers of ten; if fewer than three, also 2 and 5 times them.
 
     >>> _log_ticks(4, 4096), _log_ticks(30, 600)
     ([10.0, 100.0, 1000.0], [50.0, 100.0, 200.0, 500.0])
@@ -123,12 +123,13 @@ def _mark(mark: Mark, place_x, place_y) -> str:
         x = place_x(mark.x)
         line = f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
         return line + f'<text x="{x + 4:.1f}" y="{(TOP + HEIGHT - BOTTOM) / 2:.1f}">{name}</text>'
-    y = place_y(mark.y)  # named in the legend: beside it, lines may run
+    y = place_y(mark.y)  # named in the legend, because lines may cross it here
     return f'<line class="mark" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
 
 
 def _short(value: float) -> str:
-    """
+    """A short form of a number.
+
     >>> _short(100000), _short(0.25), _short(2_500_000)
     ('100k', '0.25', '2.5M')
     """

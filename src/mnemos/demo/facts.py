@@ -1,7 +1,7 @@
 """The demo's task: facts, then a text, then questions about the facts.
 
     told       Alice lamp  Bruno key  ...        pairs of a person and a thing, one token each
-    between    bytes of real text                as many as the facts are to be away from the questions
+        between    bytes of real text                the distance between facts and questions
     asked      Bruno ?  Alice ?  ...             the thing is the answer
 
 Ids 0..255 are bytes, then come the people, then the things. Shapes: B rows, T tokens, P pairs.
@@ -38,7 +38,7 @@ def word(token: int) -> str:
 
 @dataclass(frozen=True)
 class Lesson:
-    """ids (B, T); of_text and of_answer (B, T) mark the tokens to predict: those of the text, and the answers."""
+    """A batch. ids (B, T); of_text and of_answer (B, T) mark the tokens to predict: those of the text, and the answers."""
 
     ids: Tensor
     of_text: Tensor
@@ -46,7 +46,7 @@ class Lesson:
 
 
 def facts(rows: int, pairs: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """People and their things, (B, P) each; no person twice in a row, things as chance has it.
+    """Random people and their things, (B, P) each; no person is repeated in a row, things may be.
 
     >>> people, things = facts(2, 5, np.random.default_rng(0))
     >>> len(set(people[0].tolist())), int(things.min()) >= 256 + len(PEOPLE)
@@ -65,13 +65,13 @@ def told(people: Tensor, things: Tensor) -> Tensor:
 
 
 def excerpts(text: np.ndarray, rows: int, length: int, rng: np.random.Generator) -> Tensor:
-    """Pieces of a text (bytes) from random places: (B, length)."""
+    """Excerpts of a text (bytes) from random positions: (B, length)."""
     starts = rng.integers(len(text) - length + 1, size=rows)
     return torch.from_numpy(np.stack([text[i : i + length] for i in starts]).astype(np.int64))
 
 
 def lesson(text: np.ndarray, rows: int, pairs: int, gap: int, rng: np.random.Generator) -> Lesson:
-    """Facts, `gap` bytes of text, then every person again in another order, each with the answer behind.
+    """Facts, `gap` bytes of text, then every person again in another order, each followed by the answer.
 
     >>> lesson(np.zeros(100, np.uint8), rows=2, pairs=3, gap=10, rng=np.random.default_rng(0)).ids.shape
     torch.Size([2, 22])
@@ -81,6 +81,6 @@ def lesson(text: np.ndarray, rows: int, pairs: int, gap: int, rng: np.random.Gen
     asked = told(people.gather(1, order), things.gather(1, order))
     ids = torch.cat([told(people, things), excerpts(text, rows, gap, rng), asked], 1)
     of_text, of_answer = torch.zeros_like(ids, dtype=torch.bool), torch.zeros_like(ids, dtype=torch.bool)
-    of_text[:, 2 * pairs + 1 : 2 * pairs + gap] = True  # the first byte follows no text
+    of_text[:, 2 * pairs + 1 : 2 * pairs + gap] = True  # the first byte has no preceding text
     of_answer[:, 2 * pairs + gap + 1 :: 2] = True
     return Lesson(ids, of_text, of_answer)

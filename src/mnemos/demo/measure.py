@@ -21,13 +21,13 @@ from torch import Tensor
 from ..models import MnemosCache, MnemosForCausalLM
 from .facts import excerpts, facts, lesson, told, word
 
-PIECE = 1024  # tokens per call while a long text is read
+READ_TOKENS = 1024  # tokens per call while a long text is read
 Advance = Callable[[int], object]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Answers (B, P) at one distance and the right ones; bytes of the state; seconds of reading so far."""
+    """Answers (B, P) at one distance and the correct ones; bytes of the state; seconds of reading so far."""
 
     distance: int
     people: Tensor
@@ -41,19 +41,19 @@ class Asked:
         return (self.answers == self.right).double().mean().item()
 
     def examples(self, count: int) -> list[tuple[str, str, str]]:
-        """Person, thing, and what the model said, of the first row."""
+        """Person, thing, and the model's answer, for the first row."""
         rows = zip(self.people[0].tolist(), self.right[0].tolist(), self.answers[0].tolist())
         return [(word(person), word(thing), said(answer)) for person, thing, answer in list(rows)[:count]]
 
 
 def said(token: int) -> str:
-    """A token as it is shown: a word of the facts, or a byte."""
+    """A displayable form of a token: a word of the facts, or a byte."""
     return word(token) if token >= 256 else repr(chr(token))
 
 
 @torch.no_grad()
 def ask(model: MnemosForCausalLM, cache: MnemosCache, people: Tensor) -> Tensor:
-    """Every row's questions, each from the same state: people (B, P) -> answers (B, P)."""
+    """Query every row, each question from the same state: people (B, P) -> answers (B, P)."""
     B, P = people.shape
     return model(people.reshape(B * P, 1), past_key_values=cache.fork(P)).logits[:, -1].argmax(-1).view(B, P)
 
@@ -68,9 +68,9 @@ def recall_by_distance(
     seed: int,
     advance: Advance | None = None,
 ) -> Iterator[tuple[Asked, MnemosCache]]:
-    """Tell each row its facts, read text, and ask after each of `distances` tokens of it, with the cache that stood there.
+    """Read each row's facts, then text; query after each of `distances` tokens. Yields the answers and the cache at that position.
 
-    Asking changes nothing: the reading goes on from the same cache. A text that ends begins again.
+    Queries do not change the cache. A text that ends starts over.
     """
     rng = np.random.default_rng(seed)
     people, things = facts(rows, pairs, rng)
@@ -79,14 +79,14 @@ def recall_by_distance(
     cache, done = model.state(told(people, things)), 0
     for distance in sorted(distances):
         while done < distance:
-            piece = between[:, done : min(done + PIECE, distance)]
+            piece = between[:, done : min(done + READ_TOKENS, distance)]
             cache, done = model.state(piece, cache), done + piece.shape[1]
             if advance is not None:
                 advance(piece.numel())
         paused = time.perf_counter()
         answers = ask(model, cache, people)
         yield Asked(distance, people, things, answers, cache.nbytes // rows, paused - begin), cache
-        begin += time.perf_counter() - paused  # the questions do not count as reading
+        begin += time.perf_counter() - paused  # queries do not count as reading
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Kept:
 
 @torch.no_grad()
 def save_and_load(model: MnemosForCausalLM, cache: MnemosCache, asked: Asked, path: str | os.PathLike) -> Kept:
-    """Write a state to a file, read it into a cache of its own, ask the same questions of both."""
+    """Save a state to a file, load it into another cache, and ask both the same questions."""
     path = Path(path)
     cache.save(path)
     loaded = MnemosCache.load(path, model.config)
@@ -116,7 +116,7 @@ def save_and_load(model: MnemosForCausalLM, cache: MnemosCache, asked: Asked, pa
 
 @torch.no_grad()
 def bits_per_byte(model: Any, text: np.ndarray, rows: int, pairs: int, length: int, seed: int) -> float:
-    """Of excerpts of a text, each behind facts, as the models have learnt to read it; facts and questions do not count."""
+    """Bits per byte of excerpts of a text after facts, as in training; facts and questions do not count."""
     made, total, count = lesson(text, rows, pairs, length, np.random.default_rng(seed)), 0.0, 0
     for ids, chosen in zip(made.ids.split(16), made.of_text.split(16)):
         predicted = model(ids, use_cache=False).logits[:, :-1][chosen[:, 1:]]
@@ -127,12 +127,12 @@ def bits_per_byte(model: Any, text: np.ndarray, rows: int, pairs: int, length: i
 
 @torch.no_grad()
 def state_bytes(model: MnemosForCausalLM, text: np.ndarray, lengths: Sequence[int]) -> dict[int, int]:
-    """Bytes of one row's state after so many tokens of text."""
+    """Bytes of one row's state after each number of tokens."""
     found, cache, done = {}, None, 0
     ids = torch.from_numpy(np.resize(text, max(lengths)).astype(np.int64))[None]
     for length in sorted(lengths):
         while done < length:
-            end = min(done + PIECE, length)
+            end = min(done + READ_TOKENS, length)
             cache, done = model.state(ids[:, done:end], cache), end
         assert cache is not None
         found[length] = cache.nbytes

@@ -10,9 +10,9 @@ from .facts import CHANCE
 from .results import example_at, examples_of
 
 if TYPE_CHECKING:
-    from .results import Report
+    from .results import DemoReport
 
-STYLE = """
+PAGE_CSS = """
 :root { color-scheme: light dark; --ink: #212529; --soft: #5c636a; --paper: #fff; --line: #dee2e6; --panel: #f8f9fa }
 @media (prefers-color-scheme: dark) { :root { --ink: #e9ecef; --soft: #adb5bd; --paper: #16191d; --line: #3b4148; --panel: #1e2226 } }
 * { box-sizing: border-box }
@@ -31,17 +31,17 @@ code { overflow-wrap: anywhere }
 """
 
 
-def page(report: Report) -> str:
-    """All of a run's measurements: charts, tables, and how they came about."""
+def page(report: DemoReport) -> str:
+    """The page of a run: charts, tables and a description of each measurement."""
     panels = [_learning(report), _distance(report), _examples(report), _state(report), _file(report), _text(report)]
     far = report.recall["memory"][-1]
     other = report.recall["window only"][-1]
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Mnemos demo</title><style>{STYLE}</style></head><body>
+<title>Mnemos demo</title><style>{PAGE_CSS}</style></head><body>
 <h1>A memory that learns while it reads</h1>
 <p>Two models of one size ({report.parameters["memory"]:,} and {report.parameters["window only"]:,} parameters) see {report.plan.window} tokens at a time.
-One of them also has a memory. {far.distance:,} tokens after the facts were told it recalls {far.recall:.0%} of them; the other {other.recall:.0%}, where guessing gives {CHANCE:.0%}.</p>
+One of them also has a memory. {far.distance:,} tokens after the facts it recalls {far.recall:.0%} of them; the other {other.recall:.0%}, where guessing gives {CHANCE:.0%}.</p>
 <p class="soft">Everything on this page was measured in one run of {report.seconds:.0f} seconds. {html.escape(report.machine)}.</p>
 <div class="panels">{"".join(panels)}</div>
 </body></html>
@@ -70,7 +70,7 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
     return f'<div class="scroll"><table>{f"<tr>{names}</tr>" if any(head) else ""}{lines}</table></div>'
 
 
-def _learning(report: Report) -> str:
+def _learning(report: DemoReport) -> str:
     lines = []
     for name, curve in report.curves.items():
         every = max(1, curve.steps // 60)
@@ -80,36 +80,36 @@ def _learning(report: Report) -> str:
     grew = "the text never grew" if memory.grew_at is None else f"the text grew from step {memory.grew_at} on"
     drawn = chart(lines, "training steps", "recall", (0, 1), percent=True, marks=[Mark("guessing", y=CHANCE)])
     words = (
-        f"<p>Up to {plan.course.pairs} facts, {plan.course.gap[0]} to {plan.course.longest} bytes of text, then questions; {grew}. The same batches for both: "
+        f"<p>Up to {plan.curriculum.pairs} facts, {plan.curriculum.gap[0]} to {plan.curriculum.longest} bytes of text, then questions; {grew}. The same batches for both: "
         f"{memory.steps} steps in {memory.seconds:.0f} s with the memory, {other.steps} in {other.seconds:.0f} s without.</p>"
     )
     return _section("Learning to keep facts", drawn, words)
 
 
-def _distance(report: Report) -> str:
+def _distance(report: DemoReport) -> str:
     lines = [
         Line(name, [a.distance for a in found], [a.recall for a in found]) for name, found in report.recall.items()
     ]
     marks = [Mark("guessing", y=CHANCE), Mark("the windows' reach", x=report.plan.reach)]
     drawn = chart(lines, "tokens since the facts", "recall", (0, 1), log="x", percent=True, marks=marks)
-    questions = report.plan.rows * report.plan.course.pairs
+    questions = report.plan.rows * report.plan.curriculum.pairs
     words = f"<p>{questions} questions at each distance, on text that was held out. Windows of {report.plan.window} tokens in {report.plan.layers} layers see {report.plan.reach} tokens back.</p>"
     return _section("Recall by distance", drawn, words)
 
 
-def _examples(report: Report) -> str:
+def _examples(report: DemoReport) -> str:
     distance = example_at(report.plan)
     rows = []
-    for person, thing, *answers in examples_of(report.recall, distance, report.plan.course.pairs):
+    for person, thing, *answers in examples_of(report.recall, distance, report.plan.curriculum.pairs):
         marked = [f'<td class="{"right" if a == thing else "wrong"}">{html.escape(a)}</td>' for a in answers]
         rows.append([person, thing, *marked])
     return _section(
         f"One reader, {distance:,} tokens later",
-        _table(["asked about", "told", "memory says", "window only says"], rows),
+        _table(["asked about", "fact", "answer with memory", "answer of window only"], rows),
     )
 
 
-def _state(report: Report) -> str:
+def _state(report: DemoReport) -> str:
     found = report.far
     lines = [Line(name, [a.distance for a in list_], [a.state_bytes for a in list_]) for name, list_ in found.items()]
     lines.append(Line("full attention", list(report.attention), list(report.attention.values())))
@@ -129,7 +129,7 @@ def _state(report: Report) -> str:
     )
 
 
-def _file(report: Report) -> str:
+def _file(report: DemoReport) -> str:
     kept = report.kept
     rows = [
         ["recall before saving", f"{kept.before:.1%}"],
@@ -144,7 +144,7 @@ def _file(report: Report) -> str:
     )
 
 
-def _text(report: Report) -> str:
+def _text(report: DemoReport) -> str:
     rows = [[name, f"{bits:.3f}", f"{report.parameters[name]:,}"] for name, bits in report.text.items()]
     return _section(
         "Predicting text",

@@ -1,4 +1,4 @@
-"""Recall by distance as a PNG, for places that show no HTML."""
+"""Recall by distance as a PNG, for places that cannot show HTML."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from .facts import CHANCE
 
 if TYPE_CHECKING:
-    from .run import Report
+    from .run import DemoReport
 
 
-def picture(report: Report, path: Path) -> Path | None:
-    """The path, or None where matplotlib (extra `plots`) is not installed: the page has the same picture."""
+def picture(report: DemoReport, path: Path) -> Path | None:
+    """Draw the picture. Returns its path, or None if matplotlib (extra `plots`) is not installed: the page has the same picture."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -31,7 +31,7 @@ def picture(report: Report, path: Path) -> Path | None:
     distances = [a.distance for a in report.recall["memory"]]
     axis.set_xticks(distances, [f"{d:,}" for d in distances])
     axis.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
-    axis.set(xlabel="tokens since the facts were told", ylabel="facts recalled", ylim=(-0.03, 1.05))
+    axis.set(xlabel="tokens since the facts", ylabel="facts recalled", ylim=(-0.03, 1.05))
     axis.grid(alpha=0.25)
     axis.legend(frameon=False, loc="center right")
     figure.savefig(path, dpi=110)

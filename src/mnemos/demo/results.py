@@ -1,4 +1,4 @@
-"""What a demo measures: its plan, and the report of a run."""
+"""The plan of a demo, and the report of a run."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 from ..models import MnemosConfig, presets
 from .facts import VOCABULARY
 from .measure import Asked, Kept
-from .training import Course, Curve
+from .training import Curriculum, Curve
 
-MEMORY, WINDOW = "memory", "window only"
-NAMES = (MEMORY, WINDOW)
+WITH_MEMORY, WINDOW_ONLY = "memory", "window only"
+MODEL_NAMES = (WITH_MEMORY, WINDOW_ONLY)
 
 
 @dataclass(frozen=True)
-class Plan:
+class DemoPlan:
     """Settings of the demo. seconds: training time of both models together; measuring is extra.
 
-    distances: tokens between facts and questions, in `rows` rows of course.pairs facts. far: the same for one long reading.
+    distances: tokens between facts and questions, in `rows` rows of curriculum.pairs facts. far: the same for one long reading.
     """
 
     seconds: float = 170.0
-    course: Course = field(default_factory=Course)
+    curriculum: Curriculum = field(default_factory=Curriculum)
     width: int = 64
     layers: int = 2
     heads: int = 2
@@ -42,8 +42,8 @@ class Plan:
         return self.layers * (self.window - 1)
 
     def memory_config(self) -> MnemosConfig:
-        """Sliding-window attention and a matrix memory under the delta rule, side by side in every layer. Nothing fades by itself:
-        a fact is lost only where later writes come to lie on it."""
+        """Sliding-window attention and a matrix memory under the delta rule, in parallel in every layer. The memory does not decay: a fact is
+        lost only if later writes overwrite it."""
         return presets.config(
             "deltanet",
             "nano",
@@ -58,7 +58,7 @@ class Plan:
         )
 
     def window_config(self) -> MnemosConfig:
-        """The same without the memory, its feed-forward layers widened until the parameters are as many."""
+        """The same without the memory; wider feed-forward layers make up for its parameters."""
         shape = {
             "vocab_size": VOCABULARY,
             "hidden_size": self.width,
@@ -84,10 +84,10 @@ class Plan:
 
 
 @dataclass
-class Report:
-    """Measurements of a run, by model where there are two. `page` and `data` are the files it wrote."""
+class DemoReport:
+    """Measurements of a run, by model if both were measured. `page` and `data` are the files it wrote."""
 
-    plan: Plan
+    plan: DemoPlan
     parameters: dict[str, int]
     curves: dict[str, Curve]
     recall: dict[str, list[Asked]]
@@ -123,12 +123,12 @@ class Report:
         }
 
 
-def example_at(plan: Plan) -> int:
-    """The distance that examples are shown at: the first beyond twice the window's reach."""
+def example_at(plan: DemoPlan) -> int:
+    """The distance at which examples are shown: the first beyond twice the reach of the windows."""
     return next((d for d in sorted(plan.distances) if d > 2 * plan.reach), max(plan.distances))
 
 
 def examples_of(recall: dict[str, list[Asked]], distance: int, count: int = 5) -> list[tuple[str, str, str, str]]:
-    """Person, thing, what each model says."""
-    memory, window = (next(a for a in recall[name] if a.distance == distance).examples(count) for name in NAMES)
+    """Person, thing, and the answer of each model."""
+    memory, window = (next(a for a in recall[name] if a.distance == distance).examples(count) for name in MODEL_NAMES)
     return [(person, thing, said, other) for (person, thing, said), (_, _, other) in zip(memory, window)]

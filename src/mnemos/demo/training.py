@@ -1,7 +1,7 @@
 """Training with a time limit: until recall reaches its goal or the time is nearly over; then the learning rate falls to its end.
 
 Facts are close to their questions at first, because long distances cannot be learned from scratch in minutes: every byte of text is
-written to the memory too, until the gates have learned what to write, and the gates learn that only from answers that are recalled.
+written to the memory too, until the gates have learned to select, and they learn this only from answers that are recalled.
 When most answers are right, the distance grows by one token per step.
 
 Shapes: B batch rows, T tokens, V vocabulary.
@@ -25,13 +25,13 @@ from ..train.optimisers import Optimisers
 from .facts import Lesson, lesson
 
 WARMUP = 20  # steps
-WINDOW = 20  # steps over which recall is averaged
+RECALL_WINDOW_STEPS = 20  # steps over which recall is averaged
 FINISH = 0.2  # fraction of all steps in which the learning rate falls
 LONG = 64  # tokens of text; above, a batch has half the rows and so about the same cost
 
 
 @dataclass(frozen=True)
-class Course:
+class Curriculum:
     """Batches and goals. pairs: largest number of facts. gap: smallest and largest distance from facts to questions at first, in tokens;
     longest: largest distance in the end. ready: recall at which the distance begins to grow; goal: recall at the longest distance that ends training."""
 
@@ -47,7 +47,7 @@ class Course:
 
 @dataclass
 class Curve:
-    """The course of a training: recall of the answers and loss of the text at every step. grew_at: the step at which the distance began to grow."""
+    """The record of a training: recall of the answers and loss of the text at every step. grew_at: the step at which the distance began to grow."""
 
     recall: list[float] = field(default_factory=list)
     text_loss: list[float] = field(default_factory=list)
@@ -61,13 +61,13 @@ class Curve:
 
     def recent(self) -> float:
         """Recall over the last steps."""
-        last = self.recall[-WINDOW:]
+        last = self.recall[-RECALL_WINDOW_STEPS:]
         return sum(last) / max(1, len(last))
 
-    def longest(self, course: Course) -> int:
+    def longest(self, curriculum: Curriculum) -> int:
         """The largest distance of the next batch."""
         grown = 0 if self.grew_at is None else max(0, self.steps - self.grew_at)
-        return min(course.longest, course.gap[1] + grown)
+        return min(curriculum.longest, curriculum.gap[1] + grown)
 
 
 ProgressHook = Callable[[float, Curve], object]
@@ -76,7 +76,7 @@ ProgressHook = Callable[[float, Curve], object]
 def train(
     model: MnemosForCausalLM,
     text: np.ndarray,
-    course: Course,
+    curriculum: Curriculum,
     seconds: float,
     like: Curve | None = None,
     progress: ProgressHook | None = None,
@@ -86,8 +86,8 @@ def train(
     like: the curve of another model; this one then trains for as many steps on the same batches. progress: called with the fraction done.
     """
     model.train()
-    training = _Training(model, text, course, seconds, like, progress)
-    optimisers = Optimisers(model, OptimConfig(lr=course.lr, weight_decay=0.01))
+    training = _Training(model, text, curriculum, seconds, like, progress)
+    optimisers = Optimisers(model, OptimConfig(lr=curriculum.lr, weight_decay=0.01))
     Loop(
         optimisers,
         training.batches,
@@ -101,20 +101,20 @@ def train(
 
 
 class _Training:
-    """The functions that `Loop` calls, and what they share. falling: the step at which the learning rate begins to fall; total: all steps; both None until decided."""
+    """The functions of the `Loop`, and their common state. falling: step at which the learning rate begins to fall; total: number of steps; both None until decided."""
 
     def __init__(
         self,
         model: MnemosForCausalLM,
         text: np.ndarray,
-        course: Course,
+        curriculum: Curriculum,
         seconds: float,
         like: Curve | None,
         progress: ProgressHook | None,
     ):
-        self.model, self.text, self.course, self.seconds = model, text, course, seconds
+        self.model, self.text, self.curriculum, self.seconds = model, text, curriculum, seconds
         self.like, self.progress = like, progress
-        self.rng, self.curve, self.recall = np.random.default_rng(course.seed), Curve(), math.nan
+        self.rng, self.curve, self.recall = np.random.default_rng(curriculum.seed), Curve(), math.nan
         self.total = None if like is None else like.steps
         self.falling = None if self.total is None else round(self.total * (1 - FINISH))
         self.begin = time.perf_counter()
@@ -127,7 +127,7 @@ class _Training:
     def batches(self, step: int) -> list[Lesson]:
         if self.like is not None and step == self.like.grew_at:
             self.curve.grew_at = step
-        return [_batch(self.text, self.course, self.curve, self.rng)]
+        return [_batch(self.text, self.curriculum, self.curve, self.rng)]
 
     def lr_factor(self, step: int) -> float:
         return _factor(step, self.falling, self.total)
@@ -142,16 +142,16 @@ class _Training:
 
     def after_step(self, step: int, outcome: Outcome) -> None:
         """Record the step, let the gap grow, and decide when the learning rate falls. A skipped step costs time only."""
-        course, curve = self.course, self.curve
+        curriculum, curve = self.curriculum, self.curve
         curve.seconds = time.perf_counter() - self.begin
         if outcome.verdict != "good":
             return
         curve.recall.append(self.recall)
         curve.text_loss.append(outcome.loss)
         if self.total is None:
-            if curve.grew_at is None and curve.steps >= WINDOW and curve.recent() >= course.ready:
+            if curve.grew_at is None and curve.steps >= RECALL_WINDOW_STEPS and curve.recent() >= curriculum.ready:
                 curve.grew_at = curve.steps
-            curve.reached = curve.longest(course) == course.longest and curve.recent() >= course.goal
+            curve.reached = curve.longest(curriculum) == curriculum.longest and curve.recent() >= curriculum.goal
             if curve.reached or curve.seconds > self.seconds * (1 - FINISH):
                 self.falling, self.total = curve.steps, math.ceil(curve.steps / (1 - FINISH))
         if self.progress is not None:
@@ -159,11 +159,11 @@ class _Training:
             self.progress(max(curve.seconds / self.seconds, done), curve)
 
 
-def _batch(text: np.ndarray, course: Course, curve: Curve, rng: np.random.Generator) -> Lesson:
-    longest = curve.longest(course)
-    pairs = int(rng.integers(min(2, course.pairs), course.pairs + 1))
-    rows = course.rows if longest < LONG else max(1, course.rows // 2)
-    return lesson(text, rows, pairs, int(rng.integers(course.gap[0], longest + 1)), rng)
+def _batch(text: np.ndarray, curriculum: Curriculum, curve: Curve, rng: np.random.Generator) -> Lesson:
+    longest = curve.longest(curriculum)
+    pairs = int(rng.integers(min(2, curriculum.pairs), curriculum.pairs + 1))
+    rows = curriculum.rows if longest < LONG else max(1, curriculum.rows // 2)
+    return lesson(text, rows, pairs, int(rng.integers(curriculum.gap[0], longest + 1)), rng)
 
 
 def _factor(step: int, falling: int | None, steps: int | None) -> float:

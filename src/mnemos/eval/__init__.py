@@ -1,13 +1,14 @@
-"""Evaluation: one file per suite over one view of a model (`lm`), the suites by name, and `Evaluator`, which offers all of them.
+"""Evaluation: one file per suite, all over one adapter of a model (`lm`); a registry of suites; and `Evaluator`, which offers them all.
 
-Everything streams: a text is read through the model's state in pieces, so length costs time and no memory.
-`mnemos.eval.harness` is the adapter for lm-evaluation-harness (extra `eval`); it is imported only where it is used.
-Names are loaded when first used: the options of `mnemos eval --help` need no torch.
+Texts are streamed through the model's state in pieces, so a longer text takes more time but not more memory.
+`mnemos.eval.harness` is the adapter for lm-evaluation-harness (extra `eval`); it is imported only on use.
+Names are imported lazily, because `mnemos eval --help` needs no torch.
 """
 
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,13 +18,13 @@ if TYPE_CHECKING:
     from .evaluator import AtlasEvaluator, Evaluator
     from .freeze_memory import frozen_memory
     from .length import context_length_scaling
-    from .mad import Decoder, mad_score
+    from .mad import MADDecoder, mad_score
     from .model_adapter import LanguageModel
     from .needle import needle_in_haystack_test, needle_suite
     from .pair_recall import capacity_suite, memory_capacity_test
     from .recall import accuracy, mqar_suite
     from .runner import run_suites
-    from .settings import Settings
+    from .settings import EvalSettings
     from .suites import SUITES, Context, Suite, register_suite
     from .text_loss import Perplexity, perplexity, perplexity_by_context
 
@@ -31,11 +32,11 @@ _HOME = {
     "SUITES": "suites",
     "AtlasEvaluator": "evaluator",
     "Context": "suites",
-    "Decoder": "mad",
+    "MADDecoder": "mad",
     "Evaluator": "evaluator",
     "LanguageModel": "model_adapter",
     "Perplexity": "text_loss",
-    "Settings": "settings",
+    "EvalSettings": "settings",
     "Suite": "suites",
     "accuracy": "recall",
     "babilong_suite": "babilong",
@@ -60,11 +61,11 @@ __all__ = [
     "SUITES",
     "AtlasEvaluator",
     "Context",
-    "Decoder",
+    "EvalSettings",
     "Evaluator",
     "LanguageModel",
+    "MADDecoder",
     "Perplexity",
-    "Settings",
     "Suite",
     "accuracy",
     "babilong_suite",
@@ -86,7 +87,13 @@ __all__ = [
 ]
 
 
+_RENAMED = {"Settings": "EvalSettings", "Decoder": "MADDecoder"}
+
+
 def __getattr__(name: str):
+    if name in _RENAMED:
+        warnings.warn(f"{__name__}.{name} is called {_RENAMED[name]} now", DeprecationWarning, stacklevel=2)
+        return __getattr__(_RENAMED[name])
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)

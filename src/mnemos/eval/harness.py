@@ -1,10 +1,9 @@
-"""lm-evaluation-harness: an adapter that streams long documents through the state, for tasks of any length.
+"""Adapter for lm-evaluation-harness that streams documents of any length through the state.
 
-`lm_eval --model hf` works on a checkpoint of ours as on any other; it cuts documents into windows, though. `StreamingLM` reads them
-whole: `loglikelihood_rolling` is the perplexity of the whole document, a context is read once for all its continuations, and nothing is
-ever cut off in front.
+`lm_eval --model hf` also works for our checkpoints, but cuts documents into windows. `StreamingLM` does not: `loglikelihood_rolling` is
+the perplexity of the whole document, a context is read once for all its continuations, and nothing is cut off.
 
-    import mnemos.eval.harness                                        # makes "mnemos" a model of lm_eval
+        import mnemos.eval.harness                                        # registers "mnemos" as a model of lm_eval
     lm_eval.simple_evaluate(model="mnemos", model_args={"pretrained": "runs/x/export"}, tasks=["..."])
 """
 
@@ -15,7 +14,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
-import lm_eval.models  # noqa: F401  fills the registry with lm_eval's own models, which it does only while that is empty
+import lm_eval.models  # noqa: F401  lm_eval fills its registry of models only while it is empty
 import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
@@ -27,8 +26,8 @@ from .text_loss import document_losses
 
 @register_model("mnemos")
 class StreamingLM(TemplateLM):
-    """A causal language model in lm-evaluation-harness. pretrained: a model, a folder or a hub's name; tokenizer: an object, or None for
-    the folder's own (bytes where it has none). piece: tokens per call.
+    """A causal language model in lm-evaluation-harness. pretrained: a model, a folder or a hub name; tokenizer: an object, or None for
+    the folder's own (default: bytes). piece: tokens per call.
     """
 
     def __init__(
@@ -59,9 +58,7 @@ class StreamingLM(TemplateLM):
     @property
     def prefix_token_id(self) -> int:
         if self.lm.prefix is None:
-            raise ValueError(
-                "the tokenizer has neither a first nor a last special token to start an empty context with"
-            )
+            raise ValueError("the tokenizer has neither a bos nor an eos token to start an empty context with")
         return self.lm.prefix
 
     @property
@@ -72,7 +69,7 @@ class StreamingLM(TemplateLM):
         return self.lm.encode(string)
 
     def _loglikelihood_tokens(self, requests, disable_tqdm: bool = False, **kwargs) -> list[tuple[float, bool]]:
-        """Contexts are read once each, their continuations scored together."""
+        """Each context is read once, and its continuations are scored together."""
         order = sorted(range(len(requests)), key=lambda i: tuple(requests[i][1]))
         result: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
         for _, group in groupby(order, key=lambda i: tuple(requests[i][1])):
@@ -84,7 +81,7 @@ class StreamingLM(TemplateLM):
         return result
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """log p of whole documents, each streamed through the state from a first special token on."""
+        """log p of whole documents, each streamed through the state, after a bos or eos token."""
         assert self.prefix_token_id is not None
         found = []
         for request in requests:
@@ -93,7 +90,7 @@ class StreamingLM(TemplateLM):
         return found
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Greedy continuations. Sampling is refused: a score should not depend on luck."""
+        """Greedy continuations. Sampling raises an error, because scores must be reproducible."""
 
         def asked() -> Iterator[tuple[Past, int, list[str]]]:
             for request in requests:
@@ -118,12 +115,12 @@ def run_harness(
     limit: int | None = None,
     metadata: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Run tasks of lm-evaluation-harness, its own or those of a folder of YAML files, through the streaming adapter: scores by task."""
+    """Run tasks of lm-evaluation-harness, its own or those of a folder of YAML files, with the streaming adapter. Returns scores by task."""
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
     manager = None
-    if include_path is not None:  # going through lm_eval's thousands of own tasks takes seconds
+    if include_path is not None:  # indexing lm_eval's thousands of tasks takes seconds
         manager = TaskManager(include_path=str(include_path), include_defaults=False, metadata=metadata)
     if manager is None or not set(tasks) <= set(manager.all_tasks):
         path = None if include_path is None else str(include_path)
@@ -131,7 +128,7 @@ def run_harness(
     unknown = sorted(set(tasks) - set(manager.all_tasks))
     if unknown:
         raise ValueError(
-            f"lm_eval knows no task {unknown[0]!r}; `lm_eval ls tasks` lists them, --include-path adds your own"
+            f"lm_eval has no task {unknown[0]!r}; `lm_eval ls tasks` lists them, --include-path adds your own"
         )
     adapter = StreamingLM(model.model if isinstance(model, LanguageModel) else model, tokenizer)
     done = simple_evaluate(adapter, tasks=list(tasks), task_manager=manager, limit=limit, bootstrap_iters=0)

@@ -1,4 +1,4 @@
-"""Perplexity, speed and memory as the context grows, to millions of tokens: one pass through the state, looked at on the way."""
+"""Perplexity, speed and memory use by context length, up to millions of tokens, in one pass through the state."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any
 import numpy as np
 
 from .model_adapter import Ids, LanguageModel, state_bytes
-from .recall import Progress
+from .recall import ProgressCallback
 
-LENGTHS = (512, 1024, 2048, 4096)
+CONTEXT_LENGTHS = (512, 1024, 2048, 4096)
 
 
 def context_length_scaling(
     model: Any,
     tokenizer: Any,
     text: str | Iterable[Ids],
-    lengths: Sequence[int] = LENGTHS,
+    lengths: Sequence[int] = CONTEXT_LENGTHS,
     tail: int = 256,
     repeat: bool = False,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> list[dict[str, Any]]:
     """For each length in tokens: perplexity of the text up to there and of its last `tail` tokens, tokens per second so far, bytes of the
     state, resident memory of the process.
 
-    text: a string, or ids in pieces of any size. All lengths are seen in one pass, so the cost is that of the longest. A text that is too
-    short is refused; repeat=True repeats it, which measures speed and memory, but a text seen before is no fair perplexity.
+    text: a string, or ids in pieces of any size. One pass serves all lengths, so the cost is that of the longest. A text that is too short
+    raises an error; repeat=True repeats it, which is fine for speed and memory, but not for perplexity.
 
     >>> from mnemos.data.tasks import ByteTokenizer
     >>> from mnemos.models import MnemosForCausalLM, presets
@@ -84,7 +84,7 @@ def context_length_scaling(
 
 
 def resident_mb() -> float | None:
-    """Resident memory of this process in MB, where the system tells (Linux)."""
+    """Resident memory of this process in MB, if the system reports it (Linux)."""
     try:
         with open("/proc/self/status") as file:
             return next(int(line.split()[1]) / 1024 for line in file if line.startswith("VmRSS"))
@@ -111,7 +111,7 @@ def _until(pieces: Iterable[Ids], count: int) -> Iterator[np.ndarray]:
 
 
 def _cut(pieces, lengths: Sequence[int]):
-    """The same pieces, cut where a length ends."""
+    """The pieces, cut at the given lengths."""
     position = 0
     for piece in pieces:
         ends = [n - position for n in lengths if position < n < position + piece.shape[1]]

@@ -1,4 +1,4 @@
-"""Open what is to be evaluated: a saved model, a run, or a name on a hub. Needs transformers."""
+"""Opens a saved model, a run, or a model on a hub for evaluation. Needs transformers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ def load(
     checkpoint: str | None = None,
     allow_missing: bool = False,
 ) -> tuple[Any, Any]:
-    """A model in eval mode and its tokenizer, from a folder that transformers can open, a run's folder, or a hub's name.
+    """A model in eval mode and its tokenizer, from a folder that transformers can open, a run's folder, or a hub name.
 
-    Of a run, export/ is opened where there is one, else its best checkpoint; `checkpoint` ("best", "last", a step) chooses one. A model of bytes needs no tokenizer file; one of ids that are no
-    text has none (None), and only the suites over ids can be run on it.
+    Of a run, export/ is opened if it exists, else the best checkpoint; checkpoint: "best", "last" or a step. A byte-level model needs no
+    tokenizer file. A model over ids that are not text has no tokenizer (None), and runs only the suites over ids.
 
-    Weights that are damaged, incomplete or not finite are refused; allow_missing=True initialises tensors that a model of ours
-    lacks.
+    Damaged, incomplete or non-finite weights raise a ValueError; allow_missing=True initialises tensors that a model of ours lacks.
     """
     from ..train.distributed import open_device
 
@@ -38,7 +37,7 @@ def load(
         model, tokenizer = _from_run(folder, checkpoint or "best", allow_missing)
         return model.to(device=home, dtype=_dtype(dtype, model.dtype)).eval(), tokenizer
     if checkpoint is not None:
-        raise ValueError(f"checkpoint={checkpoint!r} is of a run, but {path} has no config.yaml")
+        raise ValueError(f"checkpoint={checkpoint!r} needs a run, but {path} has no config.yaml")
     if place is None and os.path.exists(folder):
         raise ValueError(
             f"{path} has no config.json, export/config.json or config.yaml: it is neither a saved model nor a run"
@@ -55,7 +54,7 @@ def load(
 def _from_transformers(path: str, dtype: str | torch.dtype, allow_missing: bool) -> Any:
     from transformers import AutoModelForCausalLM
 
-    from ..models.folder import read_object  # and makes our models known
+    from ..models.folder import read_object  # this import also registers our models
 
     config = Path(path) / "config.json"
     ours = os.path.isfile(config) and read_object(config).get("model_type") == "mnemos"
@@ -64,7 +63,7 @@ def _from_transformers(path: str, dtype: str | torch.dtype, allow_missing: bool)
         return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **extra)
     except (ImportError, MemoryError):
         raise
-    except Exception as failed:  # whatever a file from elsewhere leads transformers to
+    except Exception as failed:  # transformers can raise anything for a foreign file
         lines = [line.strip() for line in str(failed).splitlines() if line.strip()] or [type(failed).__name__]
         reason = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
         names_path = type(failed) is ValueError and path in reason

@@ -1,4 +1,4 @@
-"""The six MAD tasks: scores of a model that was trained on them, and the decoder that compression asks for.
+"""The six MAD tasks: scores of models trained on them, and the decoder of the compression task.
 
 Shapes: B rows, T tokens, D hidden size, V vocabulary.
 """
@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from ..choices import unknown
 from ..data.tasks import MAD_TASKS, mad
 from ..nn.norm import RMSNorm
-from .recall import Progress, _device, _vocabulary, accuracy, logits_of
+from .recall import ProgressCallback, accuracy, device_of, logits_of, vocabulary_of
 
 
-class Decoder(nn.Module):
-    """A model whose state after its last token, plus a position, a small MLP turns into the token that stood there: ids (B, T) ->
-    logits (B, T, V). MAD's compression task trains and scores this; both MLP layers keep the width D, as MAD has it.
-    (There the norms are LayerNorm in its benchmark, and the state is not normalised before the position is added; an odd D ends in 0.)
+class MADDecoder(nn.Module):
+    """Decodes all tokens from the hidden state after the last one: a small MLP maps this state plus a position embedding to the token at
+    that position; ids (B, T) -> logits (B, T, V). MAD's compression task trains and scores this; both MLP layers have width D, as in MAD.
+    (Differences: MAD's benchmark uses LayerNorm and does not normalise the state before the position is added. An odd D ends in 0.)
 
     >>> from mnemos.models import MnemosForCausalLM, presets
-    >>> decoder = Decoder(MnemosForCausalLM(presets.config("titans-lmm", vocab_size=16)))
+    >>> decoder = MADDecoder(MnemosForCausalLM(presets.config("titans-lmm", vocab_size=16)))
     >>> decoder(torch.tensor([[1, 2, 15]])).shape
     torch.Size([1, 3, 16])
     """
@@ -42,7 +42,7 @@ class Decoder(nn.Module):
 
 
 def sinusoids(length: int, dim: int) -> Tensor:
-    """Positions as sines and cosines: (length, dim)."""
+    """Sinusoidal position embeddings: (length, dim)."""
     rates = torch.exp(-math.log(10000.0) * torch.arange((dim + 1) // 2) / max(1, (dim + 1) // 2 - 1))
     angles = torch.arange(length)[:, None] * rates
     return torch.cat([angles.sin(), angles.cos()], dim=1)[:, :dim]
@@ -54,23 +54,23 @@ def mad_score(
     examples: int | None = None,
     batch_size: int = 64,
     seed: int = 1,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     **settings,
 ) -> dict[str, Any]:
-    """A model's score on one MAD task at its baseline, or with `settings` changed. Compression takes a `Decoder`.
+    """A model's score on one MAD task, at its baseline or with changed `settings`. Compression needs a `MADDecoder`.
 
-    A model must have been trained on the task first, on examples of another seed; `memorization` on the same `map_seed`.
+    The model must have been trained on the task, on examples of another seed; for `memorization` with the same `map_seed`.
     """
     if task not in MAD_TASKS:
         raise unknown("task", task, MAD_TASKS)
     known = MAD_TASKS[task]
     chosen = known.baseline | settings
-    if chosen["vocab_size"] > _vocabulary(model):
-        raise ValueError(f"{task} has vocab_size={chosen['vocab_size']}, but the model has {_vocabulary(model)}")
+    if chosen["vocab_size"] > vocabulary_of(model):
+        raise ValueError(f"{task} has vocab_size={chosen['vocab_size']}, but the model has {vocabulary_of(model)}")
     made = mad(task, examples or known.test_examples, seed, **settings)
-    if task == "compression" and not isinstance(model, Decoder):
+    if task == "compression" and not isinstance(model, MADDecoder):
         raise ValueError(
-            "compression is decoded from the last token alone: train and give a mnemos.eval.mad.Decoder(model)"
+            "compression is decoded from the last token only: train and give a mnemos.eval.mad.MADDecoder(model)"
         )
     score = model if task == "compression" else logits_of(model)
-    return {"task": task, "settings": chosen} | accuracy(score, made, batch_size, _device(model), progress)
+    return {"task": task, "settings": chosen} | accuracy(score, made, batch_size, device_of(model), progress)

@@ -1,4 +1,4 @@
-"""A causal language model as the evaluations see it: read, score, continue. Long texts go through the state in pieces.
+"""Adapter of causal language models for the evaluations: read, score, continue. Long texts are streamed through the state in pieces.
 
 Shapes: B rows, T tokens, V vocabulary, O options.
 """
@@ -18,14 +18,14 @@ from torch import Tensor
 from ..data.tasks import ByteTokenizer, encode
 from ..data.tasks.text import check_tokenizer
 
-ROWS_AT_ONCE = 16  # continuations that are decoded together
-LOGITS_AT_ONCE = 1 << 24  # numbers; a piece is no longer than keeps its logits below this
+ROWS_AT_ONCE = 16  # continuations decoded together
+LOGITS_AT_ONCE = 1 << 24  # limits the length of a piece, so that its logits stay below this many numbers
 Ids = Sequence[int] | np.ndarray | Tensor
 
 
 @dataclass
 class Past:
-    """What a model knows after `length` tokens: its state, and log p of every next token (V,)."""
+    """The state after `length` tokens, and log p of every next token (V,)."""
 
     state: Any
     log_p: Tensor
@@ -33,7 +33,7 @@ class Past:
 
 
 class LanguageModel:
-    """Any causal language model with a tokenizer: ours, transformers', or anything that takes
+    """Any causal language model with a tokenizer: ours, one of transformers, or any module that takes
     (input_ids (B, T), past_key_values=, use_cache=True) and returns .logits (B, T, V) and .past_key_values.
 
     piece: tokens per call when a text is streamed; the result does not depend on it.
@@ -62,7 +62,7 @@ class LanguageModel:
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any = None) -> LanguageModel:
-        """`model` itself if it is one already."""
+        """`model` itself if it is an adapter already, else an adapter of it."""
         return model if isinstance(model, cls) else cls(model, tokenizer)
 
     @property
@@ -72,14 +72,14 @@ class LanguageModel:
 
     @property
     def max_length(self) -> int | None:
-        """Tokens the model can read, None where there is no end: positions of our models are counted by their state."""
+        """The largest number of tokens the model can read; None for no limit (positions of our models are counted by their state)."""
         if getattr(self.config, "model_type", None) == "mnemos" or self.config is None:
             return None
         return getattr(self.config, "max_position_embeddings", None) or getattr(self.config, "n_positions", None)
 
     @property
     def prefix(self) -> int | None:
-        """The token that stands before a text: its tokenizer's first or last special token, as lm-evaluation-harness has it."""
+        """The token in front of a text: the tokenizer's bos or eos token, as in lm-evaluation-harness."""
         bos = getattr(self.tokenizer, "bos_token_id", None)
         return bos if bos is not None else getattr(self.tokenizer, "eos_token_id", None)
 
@@ -98,7 +98,7 @@ class LanguageModel:
         return logits.to(torch.promote_types(logits.dtype, torch.float32)), done.past_key_values
 
     def read(self, pieces: Iterable[Ids], past: Past | None = None) -> Past:
-        """Read a text in pieces, keeping only the state: as long as one likes in constant memory, if the state is."""
+        """Read a text in pieces and keep only the state: constant memory for any length, if the state is constant."""
         state, length, logits = (None, 0, None) if past is None else (fork(past.state, 1), past.length, None)
         for ids in self.pieces_of(pieces):
             logits, state = self.call(ids, state, keep=1)
@@ -110,9 +110,9 @@ class LanguageModel:
         return Past(state, logits[0, -1].log_softmax(-1), length)
 
     def losses(self, pieces: Iterable[Ids], past: Past | None = None) -> Iterator[Tensor]:
-        """-log p of every token of a text, given those before it (and `past`), piece by piece, on the CPU.
+        """-log p of every token of a text, given the previous ones (and `past`), in pieces, on the CPU.
 
-        Without a past the first token is only read.
+        Without a past, the first token has no loss.
         """
         state = None if past is None else fork(past.state, 1)
         before = None if past is None else past.log_p[None]  # 1 V
@@ -120,7 +120,7 @@ class LanguageModel:
         ids = next(coming, None)
         while ids is not None:
             following = next(coming, None)
-            inputs = ids if following is not None else ids[:, :-1]  # nothing comes after the last: it is never read
+            inputs = ids if following is not None else ids[:, :-1]  # the last token has no successor to predict
             targets = ids[0, 1:] if before is None else ids[0]
             after = [] if before is None else [before]
             if inputs.shape[1]:
@@ -132,7 +132,7 @@ class LanguageModel:
             before, ids = after[-1][-1:].clone() if after else None, following
 
     def pieces_of(self, pieces: Iterable[Ids]) -> Iterator[Tensor]:
-        """The same tokens in pieces (1, T) of `piece` tokens, the last one shorter, whatever pieces they come in."""
+        """The same tokens in pieces (1, T) of `piece` tokens, the last one shorter, for input pieces of any size."""
         waiting: list[Tensor] = []
         count = 0
         for piece in pieces:
@@ -148,15 +148,15 @@ class LanguageModel:
             yield torch.cat(waiting)[None]
 
     def score(self, past: Past, options: Sequence[Sequence[int]]) -> list[float]:
-        """log p of each option, a list of ids, right after `past`."""
+        """log p of each option, a list of ids, directly after `past`."""
         return [float(x.sum()) for x in self.option_scores(past, options)]
 
     def option_scores(self, past: Past, options: Sequence[Sequence[int]]) -> list[Tensor]:
-        """log p of each token of each option, right after `past`."""
+        """log p of each token of each option, directly after `past`."""
         return [scores for scores, _ in self.option_details(past, options)]
 
     def option_details(self, past: Past, options: Sequence[Sequence[int]]) -> list[tuple[Tensor, bool]]:
-        """log p of each token of each option, and whether greedy decoding would say it."""
+        """log p of each token of each option, and whether it is the argmax."""
         if any(len(option) == 0 for option in options):
             raise ValueError("an option has no token")
         longest, first = max(map(len, options)), past.log_p[None].cpu()  # 1 V
@@ -178,19 +178,19 @@ class LanguageModel:
         return found
 
     def choice(self, past: Past, options: Sequence[str], right: int) -> float:
-        """1 if the right option is the likeliest per token after `past` and a blank, else 0; a tie shares, so that a model which cannot
-        tell scores chance and not luck."""
+        """1 if the correct option is the likeliest per token after `past` and a blank, else 0. Ties share the score, so that a model which
+        cannot distinguish the options scores at chance."""
         scores = [float(x.mean()) for x in self.option_scores(past, [self.encode(f" {option}") for option in options])]
         tied = [i for i, score in enumerate(scores) if score == max(scores)]
         return 1 / len(tied) if right in tied else 0.0
 
     def continue_from(self, past: Past, max_new_tokens: int, stop: Sequence[str] = ()) -> str:
-        """The greedy continuation as text, up to the first of the `stop` strings, the tokenizer's end, or so many tokens."""
+        """The greedy continuation as text, up to the first `stop` string, the tokenizer's end token, or the given number of tokens."""
         return next(self.continue_all([(past, max_new_tokens, stop)]))
 
     def continue_all(self, asked: Iterable[tuple[Past, int, Sequence[str]]]) -> Iterator[str]:
-        """`continue_from` of each, in order. States that can be stacked are decoded together, whatever their lengths, `ROWS_AT_ONCE` of
-        them; of others one at a time is kept."""
+        """`continue_from` for each state, in order. States that can be stacked are decoded `ROWS_AT_ONCE` at a time, at any lengths; others
+        one at a time."""
         waiting: list[tuple[Past, int, Sequence[str]]] = []
         for one in asked:
             waiting.append(one)
@@ -201,7 +201,7 @@ class LanguageModel:
             yield from self._continue(waiting)
 
     def _continue(self, asked: Sequence[tuple[Past, int, Sequence[str]]]) -> list[str]:
-        """One row each, decoded until the last of them has ended."""
+        """One batch row per state, decoded until the last one has ended."""
         pasts, rooms, stops = zip(*asked)
         eos = getattr(self.tokenizer, "eos_token_id", None)
         ids: list[list[int]] = [[] for _ in pasts]
@@ -228,12 +228,12 @@ class LanguageModel:
 
 
 def can_stack(state: Any) -> bool:
-    """Whether rows of it can be joined with others that stand elsewhere, in memory that does not grow with what was read."""
+    """Whether batch rows at different positions can be joined, in memory that does not grow with the text."""
     return hasattr(state, "stack") and not getattr(state, "is_kv_cache", True)
 
 
 def fork(state: Any, copies: int) -> Any:
-    """A state's row `copies` times, for calls that leave the one given as it is. Our caches are never changed by a call."""
+    """A state's row repeated `copies` times, for calls that must not change the given state. Calls never change our caches."""
     if state is None:
         return None
     if hasattr(state, "fork"):
@@ -245,7 +245,7 @@ def fork(state: Any, copies: int) -> Any:
 
 
 def state_bytes(state: Any) -> int | None:
-    """Bytes of a state: ours know, of transformers' caches the tensors of the layers are counted."""
+    """Bytes of a state: reported by our caches, counted from the layers' tensors for transformers' caches."""
     if hasattr(state, "nbytes"):
         return int(state.nbytes)
     layers = getattr(state, "layers", None)

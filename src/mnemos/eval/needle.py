@@ -1,4 +1,4 @@
-"""Needle in a haystack: depth by length, scored on the answer, by what the model says and by which answer it finds likeliest."""
+"""Needle in a haystack, depth by length; the answer is scored by generation and by likelihood."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from ..choices import unknown
 from ..data.tasks import NEEDLE_TASKS, Background, Needle, needle, needle_of
 from .model_adapter import LanguageModel, Past
-from .recall import Progress
+from .recall import ProgressCallback
 from .settings import DEPTHS
 
 
 def score_needles(
-    lm: LanguageModel, samples: Sequence[Needle], generate: bool = True, progress: Progress | None = None
+    lm: LanguageModel, samples: Sequence[Needle], generate: bool = True, progress: ProgressCallback | None = None
 ) -> list[dict[str, Any]]:
-    """generated: the answer stands in the greedy continuation, as RULER scores. likelihood: of all options the answer is the likeliest
+    """Score samples. generated: the greedy continuation contains the answer, as RULER scores. likelihood: the answer is the likeliest option
     per token. A prompt is read once, in pieces, for both."""
     found: list[dict[str, Any]] = []
 
@@ -45,9 +45,9 @@ def needle_suite(
     distractors: int = 9,
     generate: bool = True,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> list[dict[str, Any]]:
-    """Every task, length and depth: {"task", "length", "depth", "samples", "generated", "likelihood", "chance"} each.
+    """The scores of every task, length and depth: {"task", "length", "depth", "samples", "generated", "likelihood", "chance"}.
 
     >>> from mnemos.data.tasks import ByteTokenizer
     >>> from mnemos.models import MnemosForCausalLM, presets
@@ -85,10 +85,10 @@ def needle_in_haystack_test(
     options: Sequence[str] = (),
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Hide one's own sentence in one's own text at several depths, ask for it, and score the answer. Exactly max_length tokens each; a
-    haystack that is too short repeats.
+    """Hide a sentence in a text at several depths, ask for it, and score the answer. Each prompt has exactly max_length tokens; a short
+    haystack is repeated.
 
-    answer: what to look for; by default what the needle says after its last " is " or ":". options: wrong answers to tell it from.
+    answer: the text to find (default: the part of the needle after its last " is " or ":"). options: wrong answers.
     """
     lm = LanguageModel.of(model, tokenizer)
     answer = answer or answer_of(needle)
@@ -108,7 +108,7 @@ def needle_in_haystack_test(
 
 
 def answer_of(needle: str) -> str:
-    """What a needle says after its last " is ", " are " or ":".
+    """The part of a needle after its last " is ", " are " or ":".
 
     >>> answer_of("The best thing to do in Rome is to eat pizza.")
     'to eat pizza'
@@ -116,7 +116,7 @@ def answer_of(needle: str) -> str:
     found = re.split(r"\bis\b|\bare\b|:", needle)
     answer = found[-1].strip().strip(".!?\"'")
     if len(found) < 2 or not answer:
-        raise ValueError(f"what is the answer in {needle!r}? give it as answer=")
+        raise ValueError(f'the needle {needle!r} has no " is ", " are " or ":" before its answer: give answer=')
     return answer
 
 

@@ -1,4 +1,4 @@
-"""How many facts a whole model keeps: pairs are told in one text, then each is asked for by itself, from the same state."""
+"""Recall of facts by a whole model: pairs are given in one text, then each one is queried, from the same state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ..data.tasks.needle import draw
 from .model_adapter import LanguageModel, Past
-from .recall import Progress
+from .recall import ProgressCallback
 
 FACT = "The code of {key} is {value}. "
 QUESTION = "\nThe code of {key} is"
@@ -20,12 +20,12 @@ def memory_capacity_test(
     num_pairs: int = 100,
     distractors: int = 9,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
-    """Tell `num_pairs` pairs of a name and a number of four digits, ask for each, count those that come back.
+    """Give `num_pairs` pairs of a name and a four-digit number, query each, and count those that are recalled.
 
-    recalled: pairs whose number is what the model says next. chosen: pairs whose number is the likeliest among `distractors` numbers of
-    other pairs (made up where there are too few), beside chance. The text is read once; every question starts from the state after it.
+    recalled: pairs whose number is the greedy continuation. chosen: pairs whose number is the likeliest among `distractors` numbers of
+    other pairs (random if there are too few), with chance. The text is read once; every query starts from the state after it.
 
     >>> from mnemos.data.tasks import ByteTokenizer
     >>> from mnemos.models import MnemosForCausalLM, presets
@@ -73,14 +73,14 @@ def capacity_suite(
     pairs: Sequence[int] = (1, 4, 16, 64),
     distractors: int = 9,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> list[dict[str, Any]]:
     """`memory_capacity_test` at each number of pairs."""
     return [memory_capacity_test(model, tokenizer, n, distractors, seed, progress) for n in pairs]
 
 
 def _pairs(count: int, rng: random.Random) -> dict[str, str]:
-    """So many names, all different, with so many numbers, all different."""
+    """`count` distinct names and `count` distinct numbers."""
     keys: dict[str, None] = {}
     if count > 9000:
         raise ValueError(f"num_pairs={count} is more than the 9000 numbers of four digits")

@@ -1,4 +1,4 @@
-"""Pictures of a suite's rows, each drawn into the axis of matplotlib that it is given."""
+"""Plots of the rows of a suite, drawn into a given matplotlib axis."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def by_position(axis, rows: Rows) -> None:
 
 
 def grid(axis, rows: Rows) -> None:
-    """Depth by length, mean over the tasks."""
+    """Heat map of depth by length, mean over the tasks."""
     lengths, depths = sorted({r["length"] for r in rows}), sorted({r["depth"] for r in rows})
     score = "generated" if "generated" in rows[0] else "likelihood"
     cells = [[_mean([r[score] for r in rows if r["length"] == n and r["depth"] == d]) for n in lengths] for d in depths]
@@ -63,7 +63,7 @@ def bars(axis, rows: Rows) -> None:
 
 
 def _ticks(axis, values: list[int]) -> None:
-    """A logarithmic axis that names the values there are."""
+    """A logarithmic axis with a tick at each of the values."""
     axis.set_xscale("log")
     shown = values[:: -(-len(values) // 6)]
     axis.set_xticks(shown, [f"{v:,}" for v in shown])

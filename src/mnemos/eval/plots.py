@@ -1,4 +1,4 @@
-"""Results as pictures: one panel per suite that has something to draw."""
+"""Plots of results: one panel per suite that has a plot."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .suites import SUITES
 
 
 def plot_results(results: dict[str, Any], path: str | os.PathLike) -> None:
-    """Draw the suites of a results dictionary into one file. Needs matplotlib (extra `plots`)."""
+    """Plot the suites of a results dictionary into one file. Needs matplotlib (extra `plots`)."""
     panels = {name: suite.plot for name, suite in SUITES.items() if suite.plot is not None}
     found = {name: entry["rows"] for name, entry in results["suites"].items() if entry.get("rows") and name in panels}
     if not found:
-        raise ValueError(f"the results have none of the suites that can be drawn: {', '.join(panels)}")
+        raise ValueError(f"the results have none of the suites that can be plotted: {', '.join(panels)}")
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

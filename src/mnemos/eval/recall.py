@@ -1,4 +1,4 @@
-"""Recall over token ids: the share of asked positions where the model's first choice is right. MQAR, and what every such task shares.
+"""Recall over token ids: accuracy at the scored positions. MQAR, and functions shared by these tasks.
 
 Shapes: N examples, T tokens, V vocabulary.
 """
@@ -14,7 +14,7 @@ import torch
 from ..choices import unknown
 from ..data.tasks import IGNORED, MQAR_PRESETS, Examples, mqar
 
-Progress = Callable[[int], object]
+ProgressCallback = Callable[[int], object]
 
 
 @torch.no_grad()
@@ -23,13 +23,13 @@ def accuracy(
     examples: Examples,
     batch_size: int = 64,
     device: torch.device | str = "cpu",
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
-    """Score `examples`, where logits_of maps ids (B, T) to logits (B, T, V).
+    """Score `examples`; logits_of maps ids (B, T) to logits (B, T, V).
 
-    accuracy: of asked positions. exact: of examples without a mistake. classwise: mean over the labels of their accuracy, as MAD reports
-    it (the published code leaves its metric at the macro average: a label that was said where another was asked counts too, with 0 if
-    it is never asked). loss: of asked positions, in nats.
+    accuracy: over scored positions. exact: fraction of examples without a mistake. classwise: mean over labels of the accuracy, as MAD
+    reports it (the published code uses the macro average: a label that is predicted but never a target counts as 0). loss: of scored
+    positions, in nats.
 
     >>> always_3 = lambda ids: torch.nn.functional.one_hot(torch.full_like(ids, 3), 8).float()
     >>> accuracy(always_3, Examples(np.array([[1, 2], [5, 6]]), np.array([[-100, 3], [-100, 4]])))["accuracy"]
@@ -37,14 +37,14 @@ def accuracy(
     """
     total = int(examples.answers().sum())
     if total == 0:
-        raise ValueError("the examples ask for nothing: every label is -100")
+        raise ValueError("the examples have no target: every label is -100")
     right, exact, loss = 0, 0, 0.0
     hits: dict[int, list[int]] = {}
     for start in range(0, len(examples.inputs), batch_size):
         ids = torch.from_numpy(examples.inputs[start : start + batch_size]).to(device)
         labels = torch.from_numpy(examples.labels[start : start + batch_size])
         asked = labels != IGNORED
-        logits = logits_of(ids).float().cpu()[asked]  # asked positions, V
+        logits = logits_of(ids).float().cpu()[asked]  # scored positions, V
         wanted = labels[asked]
         said = logits.argmax(-1)
         correct = said == wanted
@@ -83,37 +83,37 @@ def mqar_suite(
     fill: str = "random",
     batch_size: int = 64,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> list[dict[str, Any]]:
-    """MQAR at each (pairs, length) of `settings`, or of one of `MQAR_PRESETS` by name: the accuracy beside chance, 1 / (V/2)."""
+    """Accuracy on MQAR at each (pairs, length) of `settings`, or of one of `MQAR_PRESETS` by name, and chance, 1 / (V/2)."""
     if isinstance(settings, str):
         if settings not in MQAR_PRESETS:
             raise unknown("settings=", settings, MQAR_PRESETS)
         chosen = [(pairs, length, examples or count) for pairs, length, count in MQAR_PRESETS[settings]]
     else:
         chosen = [(pairs, length, examples or 1000) for pairs, length in settings]
-    known = _vocabulary(model)
+    known = vocabulary_of(model)
     vocab_size = vocab_size or min(8192, known)
     if vocab_size > known:
         raise ValueError(f"vocab_size={vocab_size} is more than the model's {known}")
     keys = vocab_size // 2 - 1
     too_many = [pairs for pairs, *_ in chosen if pairs > keys]
-    if too_many:  # said before the smaller ones are measured for nothing
+    if too_many:  # before time is spent on the smaller ones
         fitting = [name for name, sizes in MQAR_PRESETS.items() if max(pairs for pairs, *_ in sizes) <= keys]
-        advice = f"; of the presets {', '.join(fitting)} would fit" if fitting else ""
+        advice = f"; the presets that fit are {', '.join(fitting)}" if fitting else ""
         raise ValueError(f"vocab_size={vocab_size} has {keys} keys, but num_kv_pairs={too_many[0]} are needed{advice}")
     rows = []
     for pairs, length, count in chosen:
         made = mqar(count, length, pairs, vocab_size, power, fill, seed)
-        found = accuracy(logits_of(model), made, batch_size, _device(model), progress)
+        found = accuracy(logits_of(model), made, batch_size, device_of(model), progress)
         rows.append({"pairs": pairs, "length": length, "chance": 1 / (vocab_size - vocab_size // 2)} | found)
     return rows
 
 
-def _vocabulary(model: Any) -> int:
+def vocabulary_of(model: Any) -> int:
     return int(model.config.vocab_size)
 
 
-def _device(model: Any) -> torch.device:
+def device_of(model: Any) -> torch.device:
     parameters = model.parameters() if hasattr(model, "parameters") else iter(())
     return next((p.device for p in parameters), torch.device("cpu"))

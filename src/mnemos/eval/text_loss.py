@@ -1,4 +1,4 @@
-"""Perplexity: over all tokens alike, per position, per context length, streamed through the state or in windows.
+"""Perplexity over all tokens, by position and by context length; streamed through the state or in windows.
 
 Shapes: T tokens of a document.
 """
@@ -18,13 +18,13 @@ from torch import Tensor
 from .freeze_memory import frozen_memory
 from .model_adapter import LanguageModel
 
-MEMORY = ("learning", "frozen")
+MEMORY_MODES = ("learning", "frozen")
 
 
 @dataclass
 class Perplexity:
-    """tokens that were predicted, their bytes, mean loss in nats, and what follows from it. by_position: the same for tokens that have
-    [start, stop) tokens of their document before them."""
+    """Number of predicted tokens, their bytes, mean loss in nats, and derived measures. by_position: the same for tokens preceded by
+    [start, stop) tokens of their document."""
 
     tokens: int
     bytes: int
@@ -47,12 +47,12 @@ def perplexity(
     memory: str = "learning",
     progress: Callable[[int], object] | None = None,
 ) -> Perplexity:
-    """Perplexity over all tokens of all texts, each token alike; each text by itself.
+    """Perplexity over all tokens of all texts, with equal weights; texts are independent.
 
-    context None: a text is streamed through the state from its first token to its last. context n: windows of n tokens, each
-    `stride` (default n/2) further and from a fresh state, where only the new tokens count. A model that cannot read a whole text gets
-    windows of its own maximum. memory "frozen": the memories learn nothing at test time.
-    The token before a text is the tokenizer's bos or eos token; without one, the first token is not predicted.
+    context None: a text is streamed through the state from its first token to its last. context n: windows of n tokens, moved by `stride`
+    (default n/2) and each from a new state; only tokens that are new in a window count. A model that cannot read a whole text gets windows
+    of its maximum length. memory: "learning", or "frozen" for no test-time learning.
+    The token in front of a text is the tokenizer's bos or eos token; without one, the first token is not predicted.
 
     >>> from mnemos.data.tasks import ByteTokenizer
     >>> from mnemos.models import MnemosForCausalLM, presets
@@ -79,7 +79,7 @@ def perplexity(
 def document_losses(
     lm: LanguageModel, ids: np.ndarray, context: int | None = None, stride: int | None = None
 ) -> Iterator[tuple[int, Tensor]]:
-    """Losses of a document's tokens in order, in pieces: (position of the first, losses)."""
+    """Losses of a document's tokens in order, in pieces: (position of the first token, losses)."""
     if len(ids) == 0:
         return
     head = [] if lm.prefix is None else [lm.prefix]
@@ -99,8 +99,8 @@ def document_losses(
 
 
 def windows(length: int, context: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """(start, new, stop): the predictions of [new, stop) count, made from [start, stop-1), which is at most `context` tokens.
-    Each of 1 .. length-1 counts once. stride = context is what lm-evaluation-harness calls rolling.
+    """Windows (start, new, stop): predictions of [new, stop) count, made from [start, stop-1), at most `context` tokens.
+    Each of 1 .. length-1 counts once. stride = context corresponds to "rolling" in lm-evaluation-harness.
 
     >>> list(windows(10, 4, 2))
     [(0, 1, 5), (2, 5, 7), (4, 7, 9), (5, 9, 10)]
@@ -122,8 +122,8 @@ def perplexity_by_context(
     tokens: int | None = None,
     memory: str = "learning",
 ) -> list[dict[str, float]]:
-    """Perplexity of the same tokens, given different lengths of context: the last `tokens` (default: all that have the longest
-    context before them), each seen with between half of the context and all of it. memory: as in `perplexity`."""
+    """Perplexity of the same tokens at different context lengths: the last `tokens` (default: all that are preceded by the longest
+    context), each with between half of the context and all of it. memory: as in `perplexity`."""
     lm = LanguageModel.of(model, tokenizer)
     ids = np.asarray(lm.encode(text), dtype=np.int64)
     longest = max(contexts)
@@ -146,7 +146,7 @@ def perplexity_by_context(
 
 
 class Sums:
-    """Losses added up in float64: all of them, and by position between powers of two."""
+    """Sums of losses in float64: over all tokens, and by position between powers of two."""
 
     def __init__(self) -> None:
         self.tokens, self.bytes, self.loss = 0, 0, 0.0
@@ -186,13 +186,13 @@ class Sums:
 
 
 def _memory(lm: LanguageModel, memory: str) -> contextlib.AbstractContextManager:
-    if memory not in MEMORY:
-        raise ValueError(f"memory={memory!r} is unknown; choose one of {', '.join(MEMORY)}")
+    if memory not in MEMORY_MODES:
+        raise ValueError(f"memory={memory!r} is unknown; choose one of {', '.join(MEMORY_MODES)}")
     return frozen_memory(lm.model) if memory == "frozen" else contextlib.nullcontext()
 
 
 def _first_bytes(lm: LanguageModel, text: str, ids: np.ndarray) -> int:
-    """Bytes of the first token: one where every token is a byte, which by itself may not decode."""
+    """Bytes of the first token: 1 if every token is a byte, which alone may not decode."""
     return 1 if len(ids) == len(text.encode("utf-8")) else len(lm.decode(ids[:1].tolist()).encode("utf-8"))
 
 

@@ -1,4 +1,4 @@
-"""Evaluate a run's checkpoints as they appear, in a process beside the trainer: one line of JSON for each.
+"""Evaluates the checkpoints of a run as they appear, in a process beside the trainer: one line of JSON for each.
 
 runs/x/eval_results.jsonl   {"step", "seconds", "suites": {name: {"rows"} or {"error"}}}
 """
@@ -16,21 +16,21 @@ from typing import Any
 from .files import finite
 from .loading import load
 from .runner import run_suites
-from .settings import Settings
+from .settings import EvalSettings
 from .suites import check_names
 
-FILE = "eval_results.jsonl"
+RESULTS_FILE = "eval_results.jsonl"
 
 
 def checkpoint_steps(run: str | os.PathLike) -> list[int]:
-    """Steps that checkpoints/step-<n> of a run hold, in order."""
+    """Steps of the checkpoints of a run, in order."""
     found = (re.fullmatch(r"step-(\d+)", p.name) for p in (Path(run) / "checkpoints").glob("step-*"))
     return sorted(int(match[1]) for match in found if match)
 
 
 def read_results(run: str | os.PathLike) -> list[dict[str, Any]]:
-    """What was written so far; a last line that was cut off is left out."""
-    file = Path(run) / FILE
+    """The results so far; a truncated last line is skipped."""
+    file = Path(run) / RESULTS_FILE
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     found = []
     for line in lines:
@@ -44,7 +44,7 @@ def read_results(run: str | os.PathLike) -> list[dict[str, Any]]:
 def watch(
     run: str | os.PathLike,
     suites: Sequence[str],
-    settings: Settings | None = None,
+    settings: EvalSettings | None = None,
     poll: float = 30.0,
     once: bool = False,
     device: str = "cpu",
@@ -53,9 +53,9 @@ def watch(
     sleep: Callable[[float], object] = time.sleep,
     allow_missing: bool = False,
 ) -> list[dict[str, Any]]:
-    """Evaluate every checkpoint that has no line yet, the oldest first, then look again every `poll` seconds; once: do not.
+    """Evaluate every checkpoint without results, the oldest first, then look for new ones every `poll` seconds, unless `once`.
 
-    A checkpoint that cannot be opened, for instance because it is being deleted, is reported and tried again at the next look.
+    A checkpoint that cannot be opened, for instance because it is being removed, is reported and tried again later.
     """
     check_names(suites)
     run = Path(run)
@@ -77,7 +77,9 @@ def watch(
                 name: {k: v for k, v in entry.items() if k not in ("settings", "files")}
                 for name, entry in results.items()
             }
-            _append(run / FILE, {"step": step, "seconds": round(time.perf_counter() - began, 3), "suites": entries})
+            _append(
+                run / RESULTS_FILE, {"step": step, "seconds": round(time.perf_counter() - began, 3), "suites": entries}
+            )
             report(f"step {step}: {', '.join(suites)}")
         if once:
             return read_results(run)
@@ -85,7 +87,7 @@ def watch(
 
 
 def _append(file: Path, row: dict[str, Any]) -> None:
-    """One line in one write, behind whatever a process that was killed may have left of its last one."""
+    """Append one line in one write, after any partial line of a killed process."""
     line = json.dumps(finite(row), allow_nan=False) + "\n"
     cut = file.is_file() and file.stat().st_size > 0 and not file.read_bytes().endswith(b"\n")
     with open(file, "a", encoding="utf-8") as out:

@@ -1,5 +1,5 @@
-"""Pages that show what a memory did: `inspect` reads a text token by token, `analyze` a run checkpoint by checkpoint;
-`results_page` has what `mnemos eval` found.
+"""HTML pages about models: `inspect` shows a text token by token, `analyze` a run checkpoint by checkpoint, `results_page` the results
+of `mnemos eval`.
 
 Each page is one HTML file that needs no network.
 """

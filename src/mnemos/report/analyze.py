@@ -1,4 +1,4 @@
-"""A run over its checkpoints: its record, what each checkpoint does with one text, what it writes, and what is wrong with it.
+"""Analysis of a run over its checkpoints: metrics, readings of one text by each checkpoint, samples, and findings.
 
 Shapes: T tokens, H heads, N moments.
 """
@@ -24,15 +24,15 @@ from .inspect import describe, inspect
 from .page import render
 
 READ_TOKENS = 512
-POINTS = 1500  # of a curve: more than a screen has columns
+POINTS = 1500  # of a curve; more than the columns of a screen
 SAMPLES = 40
 EVENTS = 200
 
 
 @dataclass
 class Reading:
-    """One checkpoint and a text. perplexity: see `Inspection.perplexities`. layers: by layer the means of every value, and for every
-    fast map its norm before the text and after it ("start", "end"), and its effective rank after it. sample: a greedy continuation."""
+    """One checkpoint reading a text. perplexity: see `Inspection.perplexities`. layers: for each layer the mean of every value, and for
+    every fast map its norm before and after the text ("start", "end") and its effective rank after it. sample: a greedy continuation."""
 
     step: int
     perplexity: dict[str, float]
@@ -42,7 +42,7 @@ class Reading:
 
 @dataclass
 class Analysis:
-    """A run: its record by kind, its readings, samples and findings."""
+    """A run: its metrics by kind, its readings, samples and findings."""
 
     name: str
     about: str
@@ -63,10 +63,10 @@ def analyze(
     checkpoints: bool = True,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Analysis:
-    """Look at a run's folder: its record, and each of its checkpoints by reading `tokens` tokens of one text and continuing the run's prompt.
+    """Analyse a run's folder: its metrics, and each checkpoint, which reads `tokens` tokens of one text and continues the run's prompt.
 
-    text: what to read; None takes text that is on every machine. generate: tokens to continue the prompt by, 0 for none.
-    checkpoints=False looks at the record alone. say: is told what goes on.
+    text: the text to read (None: Python's own documentation). generate: tokens by which the prompt is continued, 0 for none.
+    checkpoints=False uses the metrics only. say: called with progress messages.
     """
     run = open_run(path)
     for name, value, least in (("tokens", tokens, 2), ("generate", generate, 0)):
@@ -84,7 +84,7 @@ def analyze(
         total_steps=None if run.config.tokens == "chinchilla" else run.config.total_steps(parameters=0),
         damaged=damaged,
     )
-    where = "text that is on every machine" if text is None else "the text given"
+    where = "Python's own documentation" if text is None else "the text given"
     return Analysis(
         name=run.name,
         about=about or f"{run.config.model.preset} {run.config.model.size}",
@@ -131,14 +131,14 @@ def _readings(
 
 @torch.no_grad()
 def _continue(model, tokenizer, prompt: str, count: int) -> str:
-    """The likeliest tokens one after the other: the same prompt gives the same text."""
+    """The greedy continuation: the same prompt gives the same text."""
     ids = torch.tensor([tokenizer.encode(prompt) or [tokenizer.eos_token_id]])
     made = model.generate(ids, max_new_tokens=count, do_sample=False, pad_token_id=0)
     return tokenizer.decode(made[0].tolist())
 
 
 def embedded_text(length: int = 20_000) -> str:
-    """The same text on every machine with this Python."""
+    """Python's own documentation: the same text on every machine with this Python."""
     from ..data.embedded import documents
 
     return "\n\n".join(documents(length))
@@ -150,13 +150,13 @@ def _samples(path: Path) -> list[dict[str, Any]]:
         try:
             sample = json.loads(line)
             found.append({"step": int(sample["step"]), "text": str(sample["text"])})
-        except (ValueError, KeyError, TypeError, RecursionError):  # a last line cut off by a crash
+        except (ValueError, KeyError, TypeError, RecursionError):  # a last line truncated by a crash
             continue
     return found[-SAMPLES:]
 
 
 def analyze_page(runs: Sequence[Analysis], title: str = "mnemos analyze") -> str:
-    """The page of one run, or of several to compare: HTML that needs nothing else."""
+    """The page of one run, or of several to compare: one self-contained HTML file."""
     if not runs:
         raise ValueError("runs is empty: give at least one analysis")
     return render(title, "analyze", {"runs": [_run(run) for run in runs]})
@@ -170,6 +170,6 @@ def _run(run: Analysis) -> dict[str, Any]:
 
 
 def _thinned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every n-th record and the last, at most `POINTS`: a page of a run of a million steps is no larger."""
+    """Every n-th record and the last, at most `POINTS`, so that the page does not grow with the run."""
     stride = -(-len(rows) // POINTS) if rows else 1
     return [row for i, row in enumerate(rows) if (len(rows) - 1 - i) % stride == 0]

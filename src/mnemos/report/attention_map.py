@@ -1,15 +1,15 @@
-"""Which earlier tokens a read resembles: the coefficients of the dual form, over a whole text.
+"""The earlier tokens that a read resembles: the coefficients of the dual form, over a whole text.
 
 A read of the first fast map is (docs/theory.md, section 4.1)
 
     x_t W_t = beta_t (x_t W0) - sum_i C[t,i] (x_t . a_i) d_i          x_t = phi(q_t), a_i = phi(k_i)
 
-so w[t,i] = C[t,i] (phi(q_t) . phi(k_i)) is how much of token i's correction, -d_i, is in it. C follows from the gates alone:
+so w[t,i] = C[t,i] (phi(q_t) . phi(k_i)) is the weight of token i's correction, -d_i, in the read. C depends on the gates only:
 
     n_t = momentum_t n_{t-1} + lr_t Gamma_t        C_t = retain_t C_{t-1} + n_t
 
-With a window, a token is written c times; C sums over its writes. With rule "muon" a commit adds lr NS(S), which is no sum over
-tokens: n has no lr, and at each commit C gains lr times n scaled to a sum of 1. That is what went in, not what came out.
+With a window, a token is written c times; C sums over its writes. With rule "muon" a commit adds lr NS(S), which is not a sum over
+tokens: n has no lr, and at each commit C grows by lr times n, normalised to a sum of 1. This weighs the inputs of NS, not its output.
 
 Shapes: T tokens, H heads, F lifted key dim, c window, L tokens of a block, k tokens kept.
 """
@@ -24,12 +24,12 @@ from torch import Tensor
 
 from ..memory import MemorySpec
 
-BLOCK = 64
+BLOCK_QUERIES = 64
 
 
 @dataclass
 class Writes:
-    """What the coefficients follow from: lr, momentum, retain, gate (T, H); lag (T, H, c), the weight of the token j back, or None."""
+    """The gates that determine the coefficients: lr, momentum, retain, gate (T, H); lag (T, H, c), the weight of the token j back, or None."""
 
     lr: Tensor
     momentum: Tensor
@@ -40,9 +40,9 @@ class Writes:
 
 @dataclass
 class Resemblance:
-    """For every token the k earlier ones with the largest |w|, best first. Row 0 is all heads, by their mean |w|; row 1 + h is head h.
+    """For every token the k earlier tokens with the largest |w|, best first. Row 0 is over all heads, by their mean |w|; row 1 + h is head h.
 
-    token: (1+H, T, k), -1 where there is none; weight: the same, w (of all heads: the mean |w|); own: (1+H, T), w of the token's own write.
+    token: (1+H, T, k), -1 for none; weight: the same shape, w (over all heads: the mean |w|); own: (1+H, T), w of the token's own write.
     """
 
     token: Tensor
@@ -51,7 +51,7 @@ class Resemblance:
 
 
 def coefficients(writes: Writes, spec: MemorySpec) -> Iterator[Tensor]:
-    """C of every read, token by token: (H, T) each, 0 beyond what was written.
+    """C of every read, token by token: (H, T) each, 0 for tokens not written yet.
 
     >>> gates = [torch.full((3, 1), x) for x in (1.0, 0.0, 0.5, 1.0)]
     >>> spec = MemorySpec(key_dim=4, value_dim=4, structure="linear")
@@ -86,13 +86,13 @@ def coefficients(writes: Writes, spec: MemorySpec) -> Iterator[Tensor]:
 def resemblance(
     q: Tensor, k: Tensor, writes: Writes, spec: MemorySpec, offset: Tensor | None, count: int
 ) -> Resemblance:
-    """q, k: (T, H, F), lifted. offset: (H,), that of features "exp", whose kernel is exp(q·k + offset)."""
+    """The `count` strongest earlier tokens of every read. q, k: (T, H, F), lifted. offset: (H,), for features "exp", whose kernel is exp(q·k + offset)."""
     T, H = k.shape[:2]
     keys, rows = k.transpose(0, 1), coefficients(writes, spec)  # H T F
     token = torch.full((1 + H, T, count), -1)
     weight, own = k.new_zeros(1 + H, T, count), k.new_zeros(1 + H, T)
-    for start in range(0, T, BLOCK):
-        stop = min(T, start + BLOCK)
+    for start in range(0, T, BLOCK_QUERIES):
+        stop = min(T, start + BLOCK_QUERIES)
         C = torch.stack([next(rows) for _ in range(start, stop)], 1)  # H L T
         scores = q[start:stop].transpose(0, 1) @ keys.mT
         if spec.is_kv_cache:

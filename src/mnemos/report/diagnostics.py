@@ -1,6 +1,6 @@
-"""What is wrong with a run, in words: read from its record and from looks at its checkpoints.
+"""Findings about a run, in words, from its metrics and from readings of its checkpoints.
 
-Each rule is a function of what is known that yields findings; `RULES` lists them. A record is a line of metrics.jsonl.
+Each check is a function of a `Known` that yields findings; `CHECKS` lists them. A record is a line of metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Any
 
 Record = dict[str, Any]
 
-COLLAPSED = 0.95  # share of gates on one side from which a layer counts as having given up the other
-UNMOVED = 0.01  # spread of gates that are still what they began as
-WORTHLESS = 0.005  # share of the perplexity that a memory saves, below which it saves nothing
-SHORT_LIFE = 4.0  # tokens in which a memory may forget half
-SILENT_LR = 0.01  # share of the inner learning rate's range below which next to nothing is written
+COLLAPSED = 0.95  # fraction of gates on one side above which the other side counts as ignored
+UNMOVED = 0.01  # largest standard deviation of gates that have not moved from their initial value
+MIN_GAIN = 0.005  # fraction of the perplexity below which a gain counts as none
+SHORT_LIFE = 4.0  # half-life of a memory, in tokens, below which it forgets at once
+MIN_LR_SHARE = 0.01  # fraction of the inner learning rate's range below which almost nothing is written
 DIVERGED = 0.5  # nats of the smoothed loss above its lowest
 RISEN = 0.02  # nats of the validation loss above its lowest
 GAP = 1.25  # perplexity on held-out text over that in training
-UNLEARNED = 0.05  # nats a run must gain in MANY steps
+UNLEARNED = 0.05  # nats by which the loss must fall in MANY steps
 MANY = 50
-HUNGRY = 0.3  # share of the time spent waiting for data
-EXPLODED = 100.0  # norm of a fast map after a text over that before it
+MAX_DATA_WAIT = 0.3  # fraction of the time spent waiting for data
+EXPLODED = 100.0  # ratio of a fast map's norm after a text to that before it
 
 
 @dataclass(frozen=True)
 class Finding:
-    """level: "bad" (the run is broken or wasted), "warn" (look at it) or "note". advice: what to try; may be empty."""
+    """level: "bad" (the run is broken or wasted), "warn" (look at it) or "note". advice: a remedy; may be empty."""
 
     level: str
     title: str
@@ -42,7 +42,7 @@ class Finding:
 
 @dataclass
 class Known:
-    """What the rules look at. readings: of `analyze.Reading`, as dictionaries; gate_mode: that of the model."""
+    """The input of the checks. readings: `analyze.Reading`s as dictionaries; gate_mode: that of the model."""
 
     train: Sequence[Record] = ()
     validate: Sequence[Record] = ()
@@ -62,7 +62,7 @@ def health(known: Known) -> list[Finding]:
     >>> [f.title for f in health(Known(train=[{"step": 9, "loss": 2.0, "bad_steps": 4}]))]
     ['Steps without a finite loss', 'No validation']
     """
-    found = [finding for rule in RULES for finding in rule(known)]
+    found = [finding for rule in CHECKS for finding in rule(known)]
     return sorted(found, key=lambda f: ("bad", "warn", "note").index(f.level))
 
 
@@ -81,8 +81,8 @@ def _finite_steps(known: Known) -> Iterator[Finding]:
         yield Finding(
             "warn",
             "Rollbacks",
-            f"the run went back to an earlier checkpoint {back} time{'s' * (back > 1)}.",
-            "The learning rate was lowered each time: begin with a lower one.",
+            f"the run was rolled back to an earlier checkpoint {back} time{'s' * (back > 1)}.",
+            "The learning rate was lowered each time: start with a lower one.",
         )
     if any("val_loss" in r and r["val_loss"] is None for r in known.validate):
         yield Finding("bad", "Validation is not finite", "the loss on held-out text was NaN or infinite at least once.")
@@ -99,14 +99,14 @@ def _losses(known: Known) -> Iterator[Finding]:
             "bad",
             "Divergence",
             f"the smoothed loss is {last:.3f}, but was {low:.3f} at step {low_step:,}.",
-            "Go back to a checkpoint from before, with a smaller optim.lr.",
+            "Resume from an earlier checkpoint, with a smaller optim.lr.",
         )
     elif last_step - first_step >= MANY and last > first - UNLEARNED:
         yield Finding(
             "bad",
             "Nothing learned",
             f"the smoothed loss went from {first:.3f} to {last:.3f} in {last_step - first_step:,} steps.",
-            "Look at the learning rate and at the data.",
+            "Check the learning rate and the data.",
         )
 
 
@@ -115,7 +115,7 @@ def _validation(known: Known) -> Iterator[Finding]:
     if not checked:
         if known.train:
             yield Finding(
-                "note", "No validation", "there is no loss on held-out text yet, and so no look at the gates."
+                "note", "No validation", "there is no held-out loss yet, and therefore no statistics of the gates."
             )
         return
     last, best = checked[-1], min(checked, key=lambda r: r["val_loss"])
@@ -148,15 +148,15 @@ def _gates(known: Known) -> Iterator[Finding]:
             yield Finding(
                 "bad",
                 f"Gate collapse in layer {layer}",
-                f"{closed:.0%} of its gates let less than a tenth of the memory in.",
+                f"{closed:.0%} of its gates give the memory a weight below 0.1.",
                 "Try memory dropout, a gate_init nearer to the memory, or no polarisation.",
             )
         elif opened > COLLAPSED and not to_memory:
             yield Finding(
                 "warn",
                 f"Gate collapse in layer {layer}",
-                f"{opened:.0%} of its gates let less than a tenth of the attention in.",
-                "Its attention is work for nothing: the block lmm has none.",
+                f"{opened:.0%} of its gates give the attention a weight below 0.1.",
+                "Its attention has no effect: the block lmm has none.",
             )
         elif gate.get("std", 1.0) < UNMOVED and known.step >= 10 * MANY:
             yield Finding(
@@ -169,10 +169,10 @@ def _gates(known: Known) -> Iterator[Finding]:
 def _memory_gates(known: Known) -> Iterator[Finding]:
     for layer, numbers in _last_layers(known).items():
         lr, retain = numbers.get("lr"), numbers.get("retain")
-        if lr and lr["mean"] < SILENT_LR:
+        if lr and lr["mean"] < MIN_LR_SHARE:
             yield Finding(
                 "warn",
-                f"Layer {layer} writes next to nothing",
+                f"Layer {layer} writes almost nothing",
                 f"its inner learning rate is {lr['mean']:.2%} of its range.",
             )
         if retain and 0 < retain["mean"] < 1:
@@ -193,33 +193,35 @@ def _memory_gates(known: Known) -> Iterator[Finding]:
             )
 
 
-def _worth(known: Known) -> Iterator[Finding]:
+def _gain(known: Known) -> Iterator[Finding]:
     memory = next((r["memory"] for r in reversed(known.validate) if r.get("memory")), None)
     share = (memory or {}).get("share")
     if memory is None or share is None:
         return
     numbers = f"perplexity beyond the window is {memory['perplexity']:.2f} with it and {memory['perplexity_without']:.2f} without"
-    if share < -WORTHLESS:
-        yield Finding("bad", "The memory does harm", f"{numbers}.", "Train on, or on longer sequences than the window.")
-    elif share < WORTHLESS:
+    if share < -MIN_GAIN:
+        yield Finding(
+            "bad", "The memory does harm", f"{numbers}.", "Train longer, or on sequences longer than the window."
+        )
+    elif share < MIN_GAIN:
         yield Finding(
             "warn",
-            "The memory is worth next to nothing",
+            "The memory gains almost nothing",
             f"{numbers} ({share:.2%}).",
             "Sequences must be longer than the attention window, and hold something to remember.",
         )
 
 
-def _writing(known: Known) -> Iterator[Finding]:
+def _test_time_learning(known: Known) -> Iterator[Finding]:
     perplexity = known.readings[-1]["perplexity"] if known.readings else {}
     if "frozen" not in perplexity:
         return
-    share = 1 - perplexity["as it is"] / perplexity["frozen"]
-    numbers = f"perplexity of the text is {perplexity['as it is']:.2f}, and {perplexity['frozen']:.2f} with memories frozen at their start"
-    if share < -WORTHLESS:
-        yield Finding("warn", "Writing at test time does harm", f"{numbers}.", "Train on, or on longer sequences.")
-    elif share < WORTHLESS:
-        yield Finding("note", "Writing at test time is worth next to nothing", f"{numbers} ({share:.2%}).")
+    share = 1 - perplexity["learning"] / perplexity["frozen"]
+    numbers = f"perplexity of the text is {perplexity['learning']:.2f}, and {perplexity['frozen']:.2f} with memories frozen at W0"
+    if share < -MIN_GAIN:
+        yield Finding("warn", "Test-time learning does harm", f"{numbers}.", "Train longer, or on longer sequences.")
+    elif share < MIN_GAIN:
+        yield Finding("note", "Test-time learning gains almost nothing", f"{numbers} ({share:.2%}).")
 
 
 def _norms(known: Known) -> Iterator[Finding]:
@@ -227,40 +229,40 @@ def _norms(known: Known) -> Iterator[Finding]:
         for layer in reading["layers"]:
             for spectrum in layer["maps"]:
                 start, end = spectrum["start"], spectrum["end"]
-                floor = max(start, 1.0)  # last maps start next to 0, and are meant to grow
+                floor = max(start, 1.0)  # last maps start near zero, and are expected to grow
                 if end is None or not math.isfinite(end):
                     text = f"a fast map of layer {layer['index']} is not finite after the text, at step {reading['step']:,}."
-                    yield Finding("bad", "A memory has blown up", text, "Lower the memory's max_lr or its chunk_size.")
+                    yield Finding("bad", "A memory diverged", text, "Lower the memory's max_lr or its chunk_size.")
                     return
                 if end > EXPLODED * floor:
                     text = (
                         f"in layer {layer['index']} at step {reading['step']:,} a fast map grows from norm {start:.3g} to {end:.3g}"
                         " over the text."
                     )
-                    yield Finding("warn", "A memory grows without bound", text, "Lower max_lr, or let it forget.")
+                    yield Finding("warn", "A memory grows without bound", text, "Lower max_lr, or enable forgetting.")
                     return
 
 
 def _speed(known: Known) -> Iterator[Finding]:
     waits = [r["data_wait"] for r in known.train if r.get("data_wait") is not None]
-    if waits and statistics.median(waits) > HUNGRY:
+    if waits and statistics.median(waits) > MAX_DATA_WAIT:
         yield Finding(
             "warn",
             "Waiting for data",
-            f"{statistics.median(waits):.0%} of the time goes into it.",
+            f"{statistics.median(waits):.0%} of the time is spent waiting for data.",
             "Put the data on a faster disk, or give data more workers.",
         )
 
 
 def _ended(known: Known) -> Iterator[Finding]:
     for name, why in known.damaged.items():
-        yield Finding("bad", f"Checkpoint {name} is damaged", f"{why}.", "An earlier one is used in its place.")
+        yield Finding("bad", f"Checkpoint {name} is damaged", f"{why}.", "An earlier one is used instead.")
     if known.total_steps and known.train and known.step < known.total_steps:
         yield Finding(
             "note",
             "Not finished",
             f"the record ends at step {known.step:,} of {known.total_steps:,}.",
-            "Go on with mnemos train --resume.",
+            "Continue it with mnemos train --resume.",
         )
 
 
@@ -268,14 +270,14 @@ def _last_layers(known: Known) -> dict[str, Record]:
     return next((r["layers"] for r in reversed(known.validate) if r.get("layers")), {})
 
 
-RULES: tuple[Callable[[Known], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[Known], Iterator[Finding]], ...] = (
     _finite_steps,
     _losses,
     _validation,
     _gates,
     _memory_gates,
-    _worth,
-    _writing,
+    _gain,
+    _test_time_learning,
     _norms,
     _speed,
     _ended,

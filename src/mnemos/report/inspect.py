@@ -1,4 +1,4 @@
-"""What a model's memory did while it read a text, token by token, and the page that shows it.
+"""Inspection of a model's memory while it reads a text, token by token, and the page that shows it.
 
 Shapes: T tokens, H heads, V vocabulary.
 """
@@ -16,24 +16,24 @@ from torch import Tensor
 from ..data.tasks.text import encode
 from ..eval.freeze_memory import frozen_memory, has_memory
 from ..models import MnemosForCausalLM
-from ..train.hooks import silent_memory
+from ..train.hooks import memory_off
 from .page import pack, pack_indices, render
 from .texts import token_texts
-from .watching import Layer, watch
+from .watching import LayerTrace, watch
 
 MAX_TOKENS = 2000
 MOST_TOKENS = 20_000
-PER_HEAD = 3_000_000  # numbers of a page; beyond, a page shows means over heads alone
-LARGEST_GATE = 64  # gates per token that are shown one by one
+PER_HEAD = 3_000_000  # above this size, a page shows only means over heads
+LARGEST_GATE = 64  # above this number of gates per token, only their mean is shown
 
 
 @dataclass
 class Inspection:
-    """What `inspect` saw.
+    """The result of `inspect`.
 
-    tokens: what each adds to the text. loss: (T,) nats, NaN for the first, which nothing predicts. frozen, silent: the same with memories
-    that stay at their learned start, and with memories that say nothing; None where the model has no such thing.
-    layers: see `watching.Layer`. cut: whether the text goes on.
+    tokens: the text that each token adds. loss: (T,) nats, NaN for the first token, which has no prediction. frozen, off: the same with
+    memories frozen at their initial weights, and with memory off; None if the model has no memory, or no attention beside it.
+    layers: see `watching.LayerTrace`. cut: whether the text was longer.
     """
 
     name: str
@@ -41,20 +41,20 @@ class Inspection:
     tokens: list[str]
     loss: Tensor
     frozen: Tensor | None
-    silent: Tensor | None
-    layers: list[Layer]
+    off: Tensor | None
+    layers: list[LayerTrace]
     persistent: int
     gate_mode: str
     cut: bool
     notes: list[str] = field(default_factory=list)
 
     def perplexities(self) -> dict[str, float]:
-        """Of the text: as it is, with frozen and with silent memories."""
-        named = {"as it is": self.loss, "frozen": self.frozen, "silent": self.silent}
+        """Perplexity of the text: with learning memories, with frozen ones, and with memory off."""
+        named = {"learning": self.loss, "frozen": self.frozen, "off": self.off}
         return {k: math.exp(min(20.0, x[1:].mean().item())) for k, x in named.items() if x is not None}
 
     def routing(self) -> list[dict[str, Any]]:
-        """Layer by layer how tokens are routed: the mean of every value, and how far the gates have decided for one side."""
+        """Routing of tokens, by layer: the mean of every value, and the fraction of gates near 0 and 1."""
         rows = []
         for layer in self.layers:
             row: dict[str, Any] = {"layer": layer.index, "kind": layer.kind}
@@ -79,7 +79,7 @@ def inspect(
     name: str = "model",
     about: str = "",
 ) -> Inspection:
-    """Read the first `max_tokens` tokens of a text, and keep what every layer did.
+    """Read the first `max_tokens` tokens of a text, and record every layer.
 
     >>> from mnemos.data import open_tokenizer
     >>> from mnemos.models import presets
@@ -93,7 +93,7 @@ def inspect(
     if type(max_tokens) is not int or not 2 <= max_tokens <= MOST_TOKENS:
         raise ValueError(f"max_tokens={max_tokens!r} must be a whole number from 2 to {MOST_TOKENS:,}")
     if tokenizer is None:
-        raise ValueError("tokenizer is None: the model has none of its own, and no text can be read without")
+        raise ValueError("tokenizer is None: the model has none, and reading a text needs one")
     whole = encode(tokenizer, text)
     kept = [int(i) for i in whole[:max_tokens]]
     if len(kept) < 2:
@@ -104,13 +104,13 @@ def inspect(
     model.eval()
     try:
         logits, layers = watch(model, ids)
-        frozen = silent = None
+        frozen = off = None
         if has_memory(model):
             with frozen_memory(model):
                 frozen = _loss(model(ids, use_cache=False).logits[0].float(), ids[0])
         if {"mag", "mal", "mac", "qk"} & set(model.config.blocks):
-            with silent_memory(model):
-                silent = _loss(model(ids, use_cache=False).logits[0].float(), ids[0])
+            with memory_off(model):
+                off = _loss(model(ids, use_cache=False).logits[0].float(), ids[0])
     finally:
         model.train(training)
     return Inspection(
@@ -119,7 +119,7 @@ def inspect(
         tokens=token_texts(tokenizer, kept),
         loss=_loss(logits, ids[0]),
         frozen=frozen,
-        silent=silent,
+        off=off,
         layers=layers,
         persistent=model.config.num_persistent_tokens,
         gate_mode=model.config.gate_mode,
@@ -128,7 +128,7 @@ def inspect(
 
 
 def describe(model: MnemosForCausalLM) -> str:
-    """One line about a model."""
+    """A one-line description of a model."""
     config = model.config
     kinds = list(dict.fromkeys(config.blocks))
     size = sum(p.numel() for p in model.parameters())
@@ -146,7 +146,7 @@ def _loss(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 def inspect_page(seen: Sequence[Inspection], title: str = "mnemos inspect") -> str:
-    """The page of one inspection, or of two side by side: HTML that needs nothing else.
+    """The page of one inspection, or of two side by side: one self-contained HTML file.
 
     >>> from mnemos.data import open_tokenizer
     >>> from mnemos.models import presets
@@ -161,20 +161,20 @@ def inspect_page(seen: Sequence[Inspection], title: str = "mnemos inspect") -> s
 
 
 def _panel(seen: Inspection) -> dict[str, Any]:
-    """An inspection as the page's script reads it."""
+    """An inspection as data for the page's script."""
     numbers = sum(x.numel() for layer in seen.layers for x in layer.values.values())
     numbers += sum(2 * layer.reads.weight.numel() for layer in seen.layers if layer.reads)
     by_head = numbers <= PER_HEAD
     notes = list(seen.notes)
     if seen.cut:
-        notes.append(f"The text goes on: its first {len(seen.tokens):,} tokens are shown (max_tokens).")
+        notes.append(f"The text is longer: its first {len(seen.tokens):,} tokens are shown (max_tokens).")
     if not by_head:
         notes.append("The model is large: numbers are means over heads.")
     values = {"loss": seen.loss}
     if seen.frozen is not None:
         values["writing"] = seen.frozen - seen.loss
-    if seen.silent is not None:
-        values["memory"] = seen.silent - seen.loss
+    if seen.off is not None:
+        values["memory"] = seen.off - seen.loss
     return {
         "name": seen.name,
         "about": seen.about,
@@ -189,7 +189,7 @@ def _panel(seen: Inspection) -> dict[str, Any]:
     }
 
 
-def _layer(layer: Layer, by_head: bool) -> dict[str, Any]:
+def _layer(layer: LayerTrace, by_head: bool) -> dict[str, Any]:
     found: dict[str, Any] = {
         "index": layer.index,
         "kind": layer.kind,
@@ -218,6 +218,6 @@ def _layer(layer: Layer, by_head: bool) -> dict[str, Any]:
 
 
 def _rows(x: Tensor, by_head: bool) -> Tensor:
-    """(H, ...) -> (1+H, ...): the mean over heads, then each head; or the mean alone."""
+    """(H, ...) -> (1+H, ...): the mean over heads, then each head; or only the mean."""
     mean = x.mean(0, keepdim=True)
     return torch.cat([mean, x]) if by_head and 1 < len(x) <= LARGEST_GATE else mean

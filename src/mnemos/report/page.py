@@ -1,6 +1,6 @@
-"""One HTML file that needs nothing else: style, script and data inside, and a policy that forbids the network.
+"""Self-contained HTML pages: style, script and data inline, and a policy that forbids network access.
 
-What came from a text reaches the page as data alone, with every < escaped, and the scripts put it there as text, never as HTML.
+Text reaches a page only as data, with every < escaped; scripts insert it as text, never as HTML.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
 
 def head(title: str, style: str = "") -> str:
-    """What every page begins with, up to its body: nothing from a network, the shared style and some of its own."""
+    """The head of every page: a policy without network access, the shared style, and additional style."""
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -63,17 +63,17 @@ def render(title: str, kind: str, data: dict[str, Any]) -> str:
 
 
 def pack(x: Tensor) -> dict[str, Any]:
-    """Numbers as the script reads them: shape, and little-endian float32 in base64. NaN stays NaN."""
+    """Numbers in the format of the script: shape, and little-endian float32 in base64. NaN stays NaN."""
     return {"shape": list(x.shape), "f32": _base64(x, "<f4")}
 
 
 def pack_indices(x: Tensor) -> dict[str, Any]:
-    """Whole numbers from -32,768 to 32,767."""
+    """Integers from -32,768 to 32,767, in the format of the script."""
     return {"shape": list(x.shape), "i16": _base64(x, "<i2")}
 
 
 def write_page(path: str | os.PathLike, page: str) -> Path:
-    """Write whole or not at all; the folder must be there."""
+    """Write a page, atomically; its folder must exist."""
     path = Path(path)
     if not path.parent.is_dir():
         raise ValueError(f"out={str(path)!r} cannot be written: {path.parent} is not a folder")
@@ -88,5 +88,5 @@ def _base64(x: Tensor, kind: str) -> str:
 
 
 def asset(name: str) -> str:
-    """A file of styles or scripts that pages are made of."""
+    """A style or script file of the pages."""
     return (resources.files("mnemos.report") / "assets" / name).read_text(encoding="utf-8").strip()

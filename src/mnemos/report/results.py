@@ -1,4 +1,4 @@
-"""What `mnemos eval` found, as a page: a table of every suite, scores drawn as bars beside their numbers and beside chance."""
+"""Results of `mnemos eval` as a page: a table for every suite, with scores as bars."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ..eval import SUITES
 from .page import head
 
 SCORES = ("generated", "likelihood", "accuracy", "classwise", "exact", "normalised", "recall", "chosen")
-WORD = ' class="word"'
-STYLE = """
+WORD_CELL = ' class="word"'
+RESULTS_CSS = """
 .scroll { overflow-x: auto; margin-top: 8px } .results { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums }
 .results th, .results td { padding: 4px 10px; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; vertical-align: bottom }
 .results th { color: var(--soft); font-weight: 500 } .results .word { text-align: left }
@@ -20,7 +20,7 @@ STYLE = """
 
 
 def results_page(results: dict[str, Any], title: str = "mnemos eval") -> str:
-    """The page of a results dictionary, as `run_suites` returns it: HTML that needs nothing else, without a script.
+    """The page of a results dictionary of `run_suites`: one self-contained HTML file without scripts.
 
     >>> entry = {"seconds": 1.0, "rows": [{"pairs": 4, "length": 64, "accuracy": 0.5, "chance": 0.01}]}
     >>> "50 %" in results_page({"model": {"path": "runs/x"}, "suites": {"mqar": entry}})
@@ -28,7 +28,7 @@ def results_page(results: dict[str, Any], title: str = "mnemos eval") -> str:
     """
     about = "; ".join(f"{name} {value}" for name, value in results["model"].items() if value)
     parts = [_suite(name, entry) for name, entry in results["suites"].items()]
-    return f"""{head(title, STYLE)}
+    return f"""{head(title, RESULTS_CSS)}
 <body>
 <main>
 <h1>{html.escape(title)}</h1>
@@ -41,7 +41,7 @@ def results_page(results: dict[str, Any], title: str = "mnemos eval") -> str:
 
 
 def _suite(name: str, entry: dict[str, Any]) -> str:
-    """A heading, what the suite is about, and its rows, or why there are none."""
+    """A heading, a description, and the rows of a suite, or the reason for their absence."""
     known = SUITES.get(name)
     head = f"<h2>{html.escape(name)}</h2>"
     if "rows" not in entry:
@@ -51,7 +51,7 @@ def _suite(name: str, entry: dict[str, Any]) -> str:
     columns = (known.columns if known else ()) or tuple(dict.fromkeys(key for row in rows for key in row))
     columns = tuple(c for c in columns if any(row.get(c) is not None for row in rows))
     words = {c for c in columns if any(isinstance(row.get(c), str) for row in rows)}
-    named = "".join(f"<th{WORD * (c in words)}>{html.escape(c.replace('_', ' '))}</th>" for c in columns)
+    named = "".join(f"<th{WORD_CELL * (c in words)}>{html.escape(c.replace('_', ' '))}</th>" for c in columns)
     lines = "".join(f"<tr>{''.join(_cell(c, row.get(c), c in words) for c in columns)}</tr>" for row in rows)
     table = f'<div class="scroll" tabindex="0"><table class="results"><tr>{named}</tr>{lines}</table></div>'
     return f'{head}<p class="soft">{html.escape(about)}{entry["seconds"]:.1f} s</p>{table}'
@@ -60,7 +60,7 @@ def _suite(name: str, entry: dict[str, Any]) -> str:
 def _cell(column: str, value: Any, word: bool) -> str:
     if column in SCORES and isinstance(value, int | float):
         return f'<td class="score" style="--share:{100 * value:.1f}%">{100 * value:.3g} %</td>'
-    return f"<td{WORD * word}>{html.escape(_text(column, value))}</td>"
+    return f"<td{WORD_CELL * word}>{html.escape(_text(column, value))}</td>"
 
 
 def _text(column: str, value: Any) -> str:

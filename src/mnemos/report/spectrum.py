@@ -1,4 +1,4 @@
-"""Fast weights at moments of a text: norms, effective rank, singular values.
+"""Fast weights at several positions of a text: norms, effective rank, singular values.
 
 Shapes: H heads, N moments, k singular values.
 """
@@ -16,7 +16,7 @@ class Spectrum:
     """One fast map over time.
 
     norm: (N, H), Frobenius. moved: (N, H), Frobenius norm of W - W0. rank: (N, H), see `effective_rank`.
-    values: (N, H, k), the largest singular values. A map that is a list of pairs (features "exp") has a norm alone.
+    values: (N, H, k), the largest singular values. A map that is a list of pairs (features "exp") has only a norm.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Spectrum:
 
 
 def effective_rank(values: Tensor) -> Tensor:
-    """exp of the entropy of singular values (..., n) scaled to a sum of 1 (Roy and Vetterli 2007): 1 for one direction, n for n equal ones.
+    """exp of the entropy of singular values (..., n), normalised to a sum of 1 (Roy and Vetterli 2007): 1 for one direction, n for n equal ones.
 
     >>> effective_rank(torch.tensor([1.0, 1.0, 0.0]))
     tensor(2.)
@@ -38,7 +38,7 @@ def effective_rank(values: Tensor) -> Tensor:
 
 
 def look(W: Tensor, start: Tensor, count: int) -> dict[str, Tensor]:
-    """One moment of a fast map W (H, d_in, d_out) that began as `start`: norm, moved and rank (H,), and values (H, k)."""
+    """A fast map W (H, d_in, d_out) with initial value `start` at one moment: norm, moved and rank (H,), and values (H, k)."""
     W = W.float()
     values = torch.linalg.svdvals(W)
     return {
@@ -50,5 +50,5 @@ def look(W: Tensor, start: Tensor, count: int) -> dict[str, Tensor]:
 
 
 def over_time(name: str, shape: tuple[int, int] | None, looks: list[dict[str, Tensor]]) -> Spectrum:
-    """The moments of one map, in order."""
+    """The moments of one map as a `Spectrum`, in order."""
     return Spectrum(name, shape, **{key: torch.stack([x[key] for x in looks]) for key in looks[0]})

@@ -1,4 +1,4 @@
-"""A text as tokens that can be shown: what each token adds to what the tokens before it spell."""
+"""Displayable texts of single tokens."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-WHOLE = 4  # tokens a character may be spread over: the bytes of UTF-8
-SPAN = 24  # tokens decoded together: enough for what a decoder does at the joint of two
+MAX_TOKENS_PER_CHARACTER = 4  # the bytes of one UTF-8 character
+SPAN = 24  # tokens decoded together: covers the effects of neighbours on decoding
 
 
 def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """What each token adds to the text. A token in the middle of a character, or one that has no text, is shown as its id.
+    """The text that each token adds. A token inside a character, or without text, is shown as its id.
 
     >>> from mnemos.data import open_tokenizer
     >>> token_texts(open_tokenizer("bytes"), list("hé".encode()))
@@ -21,7 +21,7 @@ def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     start, shown, waiting = 0, "", 0
     for i, token in enumerate(ids):
         text = tokenizer.decode(ids[start : i + 1])
-        if text.endswith("\ufffd") and waiting < WHOLE - 1:
+        if text.endswith("\ufffd") and waiting < MAX_TOKENS_PER_CHARACTER - 1:
             texts.append(f"⟨{token}⟩")
             waiting += 1
             continue
@@ -36,7 +36,7 @@ def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
 
 
 def read_text(path: str | Path, tokens: int) -> tuple[str, bool]:
-    """The beginning of a file, more than `tokens` tokens of it, and whether that is less than all."""
+    """The beginning of a file, with more than `tokens` tokens, and whether the file is longer."""
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"text={str(path)!r} is not a file; give a file with text in UTF-8")

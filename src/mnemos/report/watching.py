@@ -1,4 +1,4 @@
-"""One pass of a model over a text, seen from inside: what each layer's memory and gate did at every token.
+"""One forward pass over a text with hooks: the values of each layer's memory and gate at every token.
 
 Shapes: T tokens of the text, P persistent tokens before them, H heads, N moments, D hidden size.
 """
@@ -21,19 +21,19 @@ from ..models.gate import Gate
 from .attention_map import Resemblance, Writes, resemblance
 from .spectrum import Spectrum, look, over_time
 
-MOMENTS = 64  # at most so many looks at the weights
+MOMENTS = 64  # largest number of times the weights are examined
 SINGULAR_VALUES = 8
 RESEMBLED = 5
-GATES = ("surprise", "gradient_norm", "momentum_norm", "lr", "retain", "momentum", "gate")
+GATE_SERIES = ("surprise", "gradient_norm", "momentum_norm", "lr", "retain", "momentum", "gate")
 
 
 @dataclass
-class Layer:
-    """What one layer did. values: name -> (T, heads), of the names in `GATES` and "route", "share", as far as the layer has them.
+class LayerTrace:
+    """The record of one layer. values: name -> (T, heads), for those names in `GATE_SERIES` and "route", "share" that the layer has.
 
-    route: how far the gate lets the memory in (convex: 1 - g, additive: g). share: norm of what the memory adds to the block, as a
-    share of the norms of both parts. moments: (N,) tokens of the text read at each look at the weights; the first is the learned start.
-    reads: tokens -1..-P are the persistent ones, -P-1 is none. commit: every how many tokens rule "muon" writes; else 0.
+    route: weight of the memory in the gate (convex: 1 - g, additive: g). share: norm of the memory's output as a fraction of the norms of
+    both parts. moments: (N,) tokens read when the weights were examined; the first is W0. reads: tokens -1..-P are persistent, -P-1 is none.
+    commit: interval in tokens at which rule "muon" writes; else 0.
     """
 
     index: int
@@ -47,9 +47,9 @@ class Layer:
 
 
 class _Watch:
-    """Collects what the memory of one layer is called with; a `mac` calls it once per segment.
+    """Records the calls of one layer's memory; a `mac` calls it once per segment.
 
-    Weights are looked at every `stride` tokens and at the end, and not kept: of a large model they would not fit.
+    Weights are examined every `stride` tokens and at the end, and not kept: those of a large model would not fit into memory.
     """
 
     def __init__(self, memory: NeuralMemory, stride: int):
@@ -59,10 +59,10 @@ class _Watch:
         self.start: list[Tensor] = []
         self.positions: list[int] = []
         self.looks: list[list[dict[str, Tensor]]] = []
-        self.last: tuple[MemoryState, Tensor] | None = None  # where a call ended between two looks
+        self.last: tuple[MemoryState, Tensor] | None = None  # state at the end of a call between two examinations
 
     def hook(self, module: nn.Module, args: tuple, output: Any) -> None:
-        if self.busy:  # our own call of it
+        if self.busy:  # our own call of the memory
             return
         self.busy = True
         try:
@@ -94,17 +94,17 @@ class _Watch:
                 self.last = state, norms
 
     def _look(self, state: MemoryState, norms: Tensor) -> None:
-        """norms: (H, maps), of a list of pairs too, which has nothing else."""
+        """norms: (H, maps), available for a list of pairs too, which has no other measure."""
         maps = [look(w[0].cpu(), start, SINGULAR_VALUES) for w, start in zip(state.weights, self.start)]
         listed = [{"norm": norms[:, 0]}] if self.memory.spec.is_kv_cache else []
         self.positions.append(int(state.position[0]))
         self.looks.append(listed + maps)
 
-    def fill(self, layer: Layer, persistent: int) -> None:
-        """Put what was seen into `layer`, without the persistent tokens."""
+    def fill(self, layer: LayerTrace, persistent: int) -> None:
+        """Write the record to `layer`, without the persistent tokens."""
         spec, features = self.memory.spec, self.memory.features
         layer.rule, layer.commit = spec.rule, spec.commit if spec.rule == "muon" else 0
-        whole = {name: torch.cat([getattr(t, name)[0] for t in self.traces]).float().cpu() for name in GATES}
+        whole = {name: torch.cat([getattr(t, name)[0] for t in self.traces]).float().cpu() for name in GATE_SERIES}
         layer.values |= {name: x[persistent:] for name, x in whole.items()}
         lag = None if self.lags[0] is None else torch.cat(self.lags)
         writes = Writes(whole["lr"], whole["momentum"], whole["retain"], whole["gate"], lag)
@@ -130,10 +130,10 @@ def _map_names(maps: int) -> list[str]:
 
 
 @torch.no_grad()
-def watch(model: MnemosForCausalLM, ids: Tensor) -> tuple[Tensor, list[Layer]]:
-    """ids: (1, T). The logits (T, V), and what every layer did."""
+def watch(model: MnemosForCausalLM, ids: Tensor) -> tuple[Tensor, list[LayerTrace]]:
+    """Run a model over ids (1, T). Returns the logits (T, V) and the record of every layer."""
     P, T = model.config.num_persistent_tokens, ids.shape[1]
-    layers = [Layer(i, kind) for i, kind in enumerate(model.config.blocks)]
+    layers = [LayerTrace(i, kind) for i, kind in enumerate(model.config.blocks)]
     watches: dict[int, _Watch] = {}
     with contextlib.ExitStack() as stack:
         for layer, block in zip(layers, model.model.layers):
@@ -162,10 +162,10 @@ def _hooked(module: nn.Module, hook) -> Generator[None]:
         handle.remove()
 
 
-def _routing(layer: Layer, persistent: int):
+def _routing(layer: LayerTrace, persistent: int):
     def hook(gate: Gate, args: tuple, output: Tensor) -> None:
         y, m, x = (part[0, persistent:].float() for part in args)
-        if gate.linear is None:  # "product" and "sigmoid" have no number that says how much
+        if gate.linear is None:  # "product" and "sigmoid" have no single weight of the memory
             return
         g = gate.opening(gate.linear(args[2]))[0, persistent:].float()  # T heads
         wide = g.repeat_interleave(x.shape[-1] // gate.heads, -1)
@@ -179,8 +179,8 @@ def _routing(layer: Layer, persistent: int):
 
 
 @contextlib.contextmanager
-def _sharing(layer: Layer, mixer: LayerMixer, persistent: int) -> Generator[None]:
-    """`mal` adds both to the stream: their norms say who speaks."""
+def _sharing(layer: LayerTrace, mixer: LayerMixer, persistent: int) -> Generator[None]:
+    """For `mal`, which adds both parts to the residual stream: records the share of the memory by norms."""
     parts: dict[str, Tensor] = {}
 
     def keep(name: str):

@@ -1,7 +1,7 @@
-"""Training: one typed config, one trainer for one process or many, checkpoints that survive being killed, and what to watch.
+"""Training: one typed config, one trainer for one or many processes, checkpoints that survive a kill, and telemetry.
 
-`Trainer(TrainConfig(...)).train()` is the way in; `mnemos train` is the same from the command line.
-Names are loaded when first used: `mnemos runs` needs no torch.
+Entry point: `Trainer(TrainConfig(...)).train()`, or `mnemos train` on the command line.
+Names are imported lazily, because `mnemos runs` needs no torch.
 """
 
 from __future__ import annotations

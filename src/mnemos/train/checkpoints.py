@@ -1,10 +1,10 @@
 """Checkpoints: folders of safetensors and JSON, complete or absent. A run of any number of processes can resume from them.
 
     checkpoints/step-000500/
-      tensors/*.safetensors    weights, optimiser, average: every process its shard (torch.distributed.checkpoint)
-      state.json               step, counters, data position, and what the run was made of
-      rank-0.json, …           random numbers of each process
-      carried-0.safetensors    the memory each process carries between batches, where it does
+        tensors/*.safetensors    weights, optimiser, average of the weights: one shard per process (torch.distributed.checkpoint)
+        state.json               step, counters, data position, configs of the run and of the model
+        rank-0.json, …           random state of each process
+        carried-0.safetensors    the memory state that each process carries between batches, if any
       manifest.json            size and checksum of every file: written last
 
 No pickle is written or read. A folder is written under a temporary name, synced, and renamed.
@@ -35,9 +35,7 @@ from .files import sync_folder, write_json
 from .ownership import CHECKPOINT, MANIFEST, PART, checkpoint_folders, old_checkpoints, remove_checkpoint
 from .records import read_best
 
-warnings.filterwarnings(
-    "ignore", message="torch.distributed is disabled"
-)  # a single process saves alone: that is meant
+warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # a single process may save alone
 
 
 @dataclass
@@ -56,7 +54,7 @@ class Checkpoints:
     def __init__(self, folder: Path, world: World, keep_last: int, asynchronous: bool, say: Callable[[str], None]):
         self.folder, self.world, self.keep_last, self.say = folder, world, keep_last, say
         self.asynchronous = asynchronous
-        # the writing thread talks to other processes while they train: on a line of its own
+        # the writing thread communicates while the processes train, so it needs a process group of its own
         self._group = dist.new_group(backend="gloo") if world.size > 1 and asynchronous else None
         self._pending: tuple[Any, Path, Path, threading.Thread | None, list] | None = None
         if world.first:
@@ -71,7 +69,7 @@ class Checkpoints:
             target = old.with_name(old.name.removeprefix(".").removesuffix(".old"))
             if problem_of(target) and not problem_of(old):
                 remove_checkpoint(target)
-                with contextlib.suppress(OSError):  # files of others are in its place
+                with contextlib.suppress(OSError):  # files of others have that name
                     old.rename(target)
             else:
                 _remove_old(old, target)
@@ -88,7 +86,7 @@ class Checkpoints:
             target = part.with_name(match[1])
             if not problem_of(part) and problem_of(target):
                 remove_checkpoint(target)
-                with contextlib.suppress(OSError):  # files of others are in its place
+                with contextlib.suppress(OSError):  # files of others have that name
                     part.rename(target)
             if problem_of(part) or not problem_of(target):
                 remove_checkpoint(part)
@@ -99,8 +97,8 @@ class Checkpoints:
         """Write a checkpoint; on failure report one sentence and return False. best: its validation loss, if it is the best checkpoint."""
         self.finish()
         target = self.path(contents.step)
-        if best is None and self.world.tell(self.best() or {}).get("step") == contents.step:
-            return True  # a run that went back past its best: what it finds at that step is no better
+        if best is None and self.world.broadcast(self.best() or {}).get("step") == contents.step:
+            return True  # a run that went back past its best checkpoint: the same step is no better now
         part = target.with_name(f".{target.name}.part")
         problem = ""
         try:
@@ -115,7 +113,7 @@ class Checkpoints:
         except OSError as error:
             problem = str(error)
         if self.world.any(bool(problem)):
-            self._give_up(part, contents.step, problem or "another process could not write its part")
+            self._give_up(part, contents.step, problem or "another process could not write its shard")
             return False
         asynchronous = self.asynchronous and not wait
         try:
@@ -173,7 +171,7 @@ class Checkpoints:
     def _give_up(self, part: Path, step: int, why: str) -> None:
         if self.world.first:
             remove_checkpoint(part)
-            self.say(f"no checkpoint of step {step}: {why}; earlier ones are kept, and training goes on")
+            self.say(f"no checkpoint of step {step}: {why}; earlier ones are kept, and training continues")
 
     def _prune(self) -> None:
         kept = {*self.live_steps()[-self.keep_last :], (self.best() or {}).get("step")}
@@ -192,7 +190,7 @@ class Checkpoints:
         self.world.barrier()
 
     def _remove_abandoned(self) -> None:
-        """The newest first."""
+        """Remove abandoned checkpoints, the newest first."""
         abandoned = self._abandoned()
         for step in sorted(abandoned - {(self.best() or {}).get("step")}, reverse=True):
             remove_checkpoint(self.path(step))
@@ -215,11 +213,11 @@ class Checkpoints:
         return checkpoint_steps(self.folder)
 
     def live_steps(self) -> list[int]:
-        """Those from which a run may resume."""
+        """The steps from which a run may resume."""
         return sorted({*self.steps()} - self._abandoned())
 
     def best(self) -> dict[str, Any] | None:
-        """The best checkpoint's step and validation loss."""
+        """Step and validation loss of the best checkpoint."""
         return read_best(self.folder.parent)
 
     def load(
@@ -227,13 +225,13 @@ class Checkpoints:
     ) -> tuple[Path, dict[str, Any]] | None:
         """Load the newest complete checkpoint (of `step` or before) into live tensors; incomplete ones are reported."""
         self.finish()
-        steps = [s for s in self.world.tell(self.live_steps()) if step is None or s <= step]
+        steps = [s for s in self.world.broadcast(self.live_steps()) if step is None or s <= step]
         for candidate in reversed(steps):
             path = self.path(candidate)
-            wrong = self.world.tell(problem_of(path) if self.world.first else "")
+            wrong = self.world.broadcast(problem_of(path) if self.world.first else "")
             if wrong:
                 if self.world.first:
-                    self.say(f"{path} cannot be used: {wrong}; trying the one before")
+                    self.say(f"{path} cannot be used: {wrong}; trying the previous one")
                 continue
             read_tensors_into(path, tensors())
             return path, json.loads((path / "state.json").read_text())
@@ -281,7 +279,7 @@ def tensor_shapes(path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
         metadata = dcp.HuggingFaceStorageReader(str(path / "tensors")).read_metadata().state_dict_metadata
         tensors = {name: x for name, x in metadata.items() if isinstance(x, TensorStorageMetadata)}
         return {name: (tuple(x.size), dtype_name(x.properties.dtype)) for name, x in tensors.items()}
-    except Exception as broken:  # of files whose checksums are right, but which are no tensors of ours
+    except Exception as broken:  # files with the right checksums that hold no tensors of ours
         raise ValueError(f"{path} cannot be used: its tensors cannot be read ({_short(broken)})") from None
 
 

@@ -1,4 +1,4 @@
-"""`TrainConfig`: everything that defines a run, as nested dataclasses, as YAML and as command-line flags."""
+"""`TrainConfig`: all settings of a run, as nested dataclasses, YAML and command-line flags."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from ..data import DataConfig
 from ..deprecation import renamed_fields
 from ..parsing import parse_yaml
 from .config_io import build, check_choices, plain, under_new_names, whole
+from .telemetry import check_trackers
 
-LEAST = {  # whole numbers, and the least each may be
+LEAST = {  # integers, and the smallest value of each
     "steps": 1,
     "accumulate": 1,
     "seed": 0,
@@ -35,12 +36,12 @@ LEAST = {  # whole numbers, and the least each may be
     "schedule.finish_chunk": 1,
     "loss.polarisation_warmup": 0,
 }
-RANGES = {  # from the first, to below the second
+RANGES = {  # half-open ranges
     "optim.betas": (0, 1),
     "optim.momentum": (0, 1),
     "optim.weight_decay": (0, math.inf),
     "optim.w0_lr_scale": (0, math.inf),
-    "optim.clip": (0, math.inf),  # torch would turn the gradient round for one below 0
+    "optim.clip": (0, math.inf),  # torch would flip the gradient for a negative norm
     "optim.ema": (0, 1),
     "schedule.warmup": (0, math.inf),
     "schedule.decay": (0, 1),
@@ -58,17 +59,17 @@ TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, the compute-optimal ratio
 
 @dataclass
 class ModelConfig:
-    """Which model."""
+    """The model to train."""
 
     preset: str = "atlas-mag"
     """a row of `mnemos presets`"""
     size: str = "nano"
     """a size of `mnemos presets`"""
     set: tuple[str, ...] = ()
-    """any field of the model's config, name=value: attention_window=128 memory_depth=3 memory_layers=[]"""
+    """fields of the model's config as name=value: attention_window=128 memory_depth=3 memory_layers=[]"""
 
     def overrides(self) -> dict[str, Any]:
-        """The fields of `set`, their values read as YAML.
+        """The fields of `set`; values are parsed as YAML.
 
         >>> ModelConfig(set=("attention_window=128", "memory_layers=[]")).overrides()
         {'attention_window': 128, 'memory_layers': []}
@@ -85,120 +86,119 @@ class ModelConfig:
 @renamed_fields(start_lr="w0_lr_scale")
 @dataclass
 class OptimConfig:
-    """The outer loop's optimiser."""
+    """The optimiser of the outer loop."""
 
     name: Literal["adamw", "muon"] = "adamw"
-    """adamw; or muon for the matrices of the blocks, with adamw for all else"""
+    """adamw; or muon for the matrices of the blocks and adamw for all other parameters"""
     lr: float = 2e-3
     """peak learning rate of adamw"""
     muon_lr: float | None = None
-    """peak learning rate of muon; None: lr, for its updates have the size of adamw's"""
+    """peak learning rate of muon (None: lr, because its updates have the same scale as adamw's)"""
     betas: tuple[float, float] = (0.9, 0.95)
-    """of adamw"""
+    """betas of adamw"""
     momentum: float = 0.95
-    """of muon"""
+    """momentum of muon"""
     weight_decay: float = 0.1
-    """of matrices; never of norms, biases, gates, embeddings and what a memory starts from"""
+    """weight decay of matrices; norms, biases, gates, embeddings and the memory's initial weights W0 have none"""
     w0_lr_scale: float = 0.1
-    """learning rate of the hidden maps of what a memory starts from, as a share of lr: every key passes through them, and where they move
-    as fast as the rest, recall stays behind (docs/log.md); 0 leaves them as they were drawn"""
+    """learning rate of the hidden maps of the memory's initial weights W0, as a fraction of lr (at 1, recall suffers: docs/log.md); 0 freezes them"""
     clip: float = 1.0
-    """largest norm of the gradient; 0 clips nothing"""
+    """largest norm of the gradient; 0 for no clipping"""
     ema: float = 0.0
-    """decay of an average of the weights, such as 0.999; 0 keeps none"""
+    """decay of an exponential moving average of the weights, such as 0.999; 0 for none"""
 
 
 @dataclass
 class ScheduleConfig:
-    """How things change over the run."""
+    """Learning-rate schedule, and the memory's chunk size in the last part of the run."""
 
     name: Literal["cosine", "wsd", "constant"] = "cosine"
-    """cosine; wsd: warm up, stay, decay; constant after the warm-up"""
+    """cosine; wsd: warm-up, stable, decay; constant: no decay after the warm-up"""
     warmup: float = 0.02
-    """steps of linear warm-up; below 1, a share of all steps"""
+    """steps of linear warm-up; below 1, a fraction of all steps"""
     decay: float = 0.2
-    """share of the steps over which wsd falls"""
+    """fraction of the steps over which wsd decays"""
     final: float = 0.1
-    """learning rate at the end, as a share of the peak"""
+    """final learning rate, as a fraction of the peak"""
     finish_chunk: int | None = None
-    """chunk size of the memory for the last part of the run: train with a large chunk, finish with a small one"""
+    """chunk size of the memory in the last part of the run: train with a large chunk, finish with a small one"""
     finish_share: float = 0.05
-    """how much of the run that part is"""
+    """length of that part, as a fraction of the run"""
 
 
 @dataclass
 class LossConfig:
-    """What is added to the language-model loss. All off by default."""
+    """Terms added to the language-model loss. All are off by default."""
 
     polarisation: float = 0.0
-    """λ0 of λ(t)·mean(1-|2g-1|) over every token's gate between attention and memory; contested, see docs/training.md"""
+    """λ0 of λ(t)·mean(1-|2g-1|) over the gates between attention and memory of all tokens; contested, see docs/training.md"""
     polarisation_end: float | None = None
-    """λ1, where λ(t) falls to; None: λ0 / 100"""
+    """λ1, the final value of λ(t) (None: λ0 / 100)"""
     polarisation_hold: float = 0.1
-    """share of the steps with λ0, before λ(t) falls geometrically"""
+    """fraction of the steps with λ0, before λ(t) decays geometrically"""
     polarisation_warmup: int = 0
-    """steps without it, at the start"""
+    """steps at the start without polarisation"""
     memory_dropout: float = 0.0
-    """share of the rows whose memory is silent in a step, layer by layer"""
+    """fraction of the batch rows whose memory is off in a step, drawn for each layer"""
 
 
 @dataclass
 class CheckpointConfig:
-    """What is kept, and when a run goes back to it."""
+    """Checkpoints to keep, and rollbacks to them."""
 
     every: int = 500
     """steps between checkpoints"""
     keep_last: int = 3
-    """how many to keep, besides the best"""
+    """number of checkpoints to keep, besides the best"""
     asynchronous: bool = True
-    """write while training goes on"""
+    """write checkpoints while training continues"""
     bad_steps: int = 3
-    """so many steps in a row without a finite loss: back to the last good checkpoint"""
+    """roll back to the last good checkpoint after this many consecutive steps without a finite loss"""
     spike: float = 1.0
-    """smoothed loss so far (in nats) above its lowest: back to the last good checkpoint; 0 never"""
+    """roll back to the last good checkpoint when the smoothed loss is this far above its lowest (nats); 0 for never"""
     rollbacks: int = 3
-    """give up after so many"""
+    """give up after this many rollbacks"""
     rollback_lr: float = 0.7
-    """factor of the learning rate after each"""
+    """factor of the learning rate after each rollback"""
 
 
 @dataclass
 class WatchConfig:
-    """What to look at, and how often (in steps; 0 is never)."""
+    """Telemetry and its intervals (in steps; 0 for never)."""
 
     log_every: int = 10
-    """a line of metrics.jsonl"""
+    """steps between lines of metrics.jsonl"""
     validate_every: int = 250
-    """loss on the held-out text, gates, surprise, the memory's contribution"""
+    """steps between validations: held-out loss, gates, surprise, contribution of the memory"""
     probe_every: int = 0
-    """needle in a haystack, scored on the answer"""
+    """steps between needle-in-a-haystack probes, scored on the answer"""
     probe_length: int = 1024
     """tokens of the haystack"""
     sample_every: int = 0
-    """a sample from the model; one is always made at the end"""
+    """steps between samples from the model; the last step always has one"""
     sample_tokens: int = 120
-    """length of a sample; 0 makes none"""
+    """tokens of a sample; 0 for no samples"""
     prompt: str = "The "
-    """what a sample begins with"""
+    """prompt of a sample"""
     trackers: tuple[str, ...] = ()
-    """send metrics there too: tensorboard, wandb or trackio (extra track), or one that --import registers"""
+    """also send metrics to tensorboard, wandb or trackio (extra track), or to a tracker that an --import registers"""
     display: bool = True
-    """a live display, where there is a terminal"""
+    """live display, in a terminal"""
 
 
 @dataclass
 class ParallelConfig:
-    """How several processes share the work (start them with torchrun)."""
+    """Distribution over several processes (start them with torchrun)."""
 
     strategy: Literal["auto", "ddp", "fsdp", "hybrid"] = "auto"
-    """ddp: every process has all weights; fsdp: sharded over all; hybrid: over `shard`, copied beyond; auto: fsdp"""
+    """ddp: replicated weights; fsdp: sharded over all processes; hybrid: sharded over `shard` processes and replicated; auto: fsdp"""
     shard: int = 0
-    """processes that share one copy of the weights under hybrid; 0: those of one machine"""
+    """processes that share one copy of the weights under hybrid (0: those of one machine)"""
 
 
 @dataclass
 class TrainConfig:
-    """One run. `mnemos train --help` shows every field; `runs/<name>/config.yaml` is one of these, in full.
+    """The config of one run. `mnemos train --help` lists all fields; `runs/<name>/config.yaml` is a complete example.
 
     >>> config = TrainConfig(steps=10, optim=OptimConfig(lr=1e-3))
     >>> TrainConfig.from_dict(config.to_dict()) == config
@@ -214,23 +214,23 @@ class TrainConfig:
     watch: WatchConfig = field(default_factory=WatchConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     name: str | None = None
-    """the run's folder; None: preset and size, numbered"""
+    """folder of the run (None: preset and size, with a number if taken)"""
     folder: str = "runs"
-    """where runs live"""
+    """parent folder of the runs"""
     steps: int | None = None
-    """optimiser steps; None: from tokens"""
+    """optimiser steps (None: from tokens)"""
     tokens: str | None = None
-    """how much to read: 15B, 200M, a number, or chinchilla (20 per parameter); takes the place of steps"""
+    """tokens to read: 15B, 200M, a number, or chinchilla (20 per parameter); replaces steps"""
     accumulate: int = 1
-    """batches per step"""
+    """batches per step (gradient accumulation)"""
     seed: int = 0
-    """of the weights and of the data's order"""
+    """seed of the weights and of the order of the data"""
     device: str = "auto"
-    """cuda where there is one, else cpu; or a torch device"""
+    """auto (cuda if available, else cpu), or a torch device"""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """what matrices are multiplied in; weights and memories stay float32"""
+    """dtype of matrix products; weights and memories stay float32"""
     gradient_checkpointing: bool = False
-    """recompute blocks in the backward pass: less memory, a third more work"""
+    """recompute blocks in the backward pass: less memory, a third more computation"""
     compile: bool = False
     """torch.compile every block"""
 
@@ -259,18 +259,18 @@ class TrainConfig:
                     limit = f" and < {high:g}" if high < math.inf else ""
                     raise ValueError(f"{name}={value!r} must be >= {low:g}{limit}")
         if self.data.carry_state and self.gradient_checkpointing:
-            raise ValueError("carry_state and gradient_checkpointing do not go together: choose one")
+            raise ValueError("carry_state and gradient_checkpointing cannot be combined: choose one")
         if self.compile and (self.loss.polarisation or self.loss.memory_dropout):
-            raise ValueError("compile does not go with loss.polarisation or loss.memory_dropout: choose one")
+            raise ValueError("compile cannot be combined with loss.polarisation or loss.memory_dropout: choose one")
 
     def _check_length(self) -> None:
         if self.steps is not None and self.tokens is not None:
             raise ValueError(
-                f"steps={self.steps} and tokens={self.tokens!r} both say how long to train: give one of them"
+                f"steps={self.steps} and tokens={self.tokens!r} both set the length of the run: give one of them"
             )
 
     def total_steps(self, parameters: int) -> int:
-        """`steps`, or as many as read `tokens`; 1,000 where neither is given."""
+        """`steps`, or the steps that read `tokens`; 1,000 if neither is given."""
         self._check_length()
         if self.steps is not None:
             return self.steps
@@ -290,7 +290,7 @@ class TrainConfig:
         factor = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}.get(text[-1:], 1)
         try:
             budget = round(float(text[:-1] if factor > 1 else text) * factor)
-        except (ValueError, OverflowError):  # inf has no whole number
+        except (ValueError, OverflowError):  # infinity has no integer value
             budget = 0
         if budget < 1:
             raise ValueError(f"tokens={self.tokens!r} must be a number such as 200M or 15B, or chinchilla")
@@ -305,19 +305,26 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> TrainConfig:
-        """A config from nested dictionaries; what is missing has its default, what is unknown is refused."""
+        """A config from nested dictionaries; missing fields have their defaults, unknown fields raise a ValueError."""
         return build(cls, fields, "")
 
     def save(self, path: str | os.PathLike) -> None:
         write_text(path, self.to_yaml())
 
     def to_yaml(self) -> str:
-        """Every setting, as `save` writes it."""
+        """All settings as YAML, the content of the file that `save` writes."""
         return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> TrainConfig:
-        """Read a YAML file."""
+        """Read a YAML file of training settings. Its trackers must be registered."""
+        config = cls.load_recorded(path)
+        check_trackers(config.watch.trackers)
+        return config
+
+    @classmethod
+    def load_recorded(cls, path: str | os.PathLike) -> TrainConfig:
+        """Read the config.yaml of a run. Its trackers need not be registered, so that the run can be listed, evaluated and exported."""
         try:
             fields = parse_yaml(Path(path).read_text(encoding="utf-8"), "it")
         except OSError as broken:
@@ -329,11 +336,11 @@ class TrainConfig:
         return cls.from_dict(fields)
 
 
-LENGTHS = {"steps": "tokens", "tokens": "steps"}  # the later one of these to be given takes the other's place
+EXCLUSIVE_LENGTHS = {"steps": "tokens", "tokens": "steps"}  # the one given later replaces the other
 
 
 def merge(config: TrainConfig, fields: dict[str, Any]) -> TrainConfig:
-    """The same config with some fields, nested as in YAML, replaced.
+    """The config with some fields, nested as in YAML, replaced.
 
     >>> merge(TrainConfig(steps=300), {"tokens": "5M"}).steps is None
     True
@@ -345,5 +352,5 @@ def merge(config: TrainConfig, fields: dict[str, Any]) -> TrainConfig:
         return new
 
     fields = under_new_names(TrainConfig, fields)
-    replaced = {other: None for name, other in LENGTHS.items() if fields.get(name) is not None}
+    replaced = {other: None for name, other in EXCLUSIVE_LENGTHS.items() if fields.get(name) is not None}
     return TrainConfig.from_dict(over(config.to_dict(), replaced | fields))

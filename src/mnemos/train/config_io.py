@@ -1,4 +1,4 @@
-"""Dataclasses from nested dictionaries and back. Unknown fields and wrong types raise a ValueError of one sentence."""
+"""Conversion between dataclasses and nested dictionaries. Unknown fields and wrong types raise a ValueError."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 
 from ..deprecation import current_names, old_names
 
-SHORT = reprlib.Repr()  # never visits all of a value: YAML aliases make a few lines expand without limit
-SHORT.maxlevel, SHORT.maxlist, SHORT.maxdict, SHORT.maxstring, SHORT.maxother = 3, 4, 4, 40, 40
+SHORT_REPR = reprlib.Repr()  # bounded: YAML aliases let a few lines expand without limit
+SHORT_REPR.maxlevel, SHORT_REPR.maxlist, SHORT_REPR.maxdict, SHORT_REPR.maxstring, SHORT_REPR.maxother = 3, 4, 4, 40, 40
 
 
 def short(value: Any) -> str:
-    """A value as error messages quote it.
+    """A short form of a value for error messages.
 
     >>> short("ten"), short([[[[1]]]]), short(list(range(100)))
     ("'ten'", '[[[[...]]]]', '[0, 1, 2, 3, ...]')
     """
-    return SHORT.repr(value)[:60]
+    return SHORT_REPR.repr(value)[:60]
 
 
 def plain(value: Any) -> Any:
@@ -44,7 +44,7 @@ def under_new_names(cls, fields: Any, where: str = "") -> Any:
 
 
 def build(cls, fields: Any, where: str):
-    """A dataclass from a dictionary, nested ones included; lists become tuples where the field is one."""
+    """A dataclass, nested ones included, from a dictionary; lists become tuples if the field is a tuple."""
     if not isinstance(fields, dict):
         raise ValueError(f"{where.rstrip('.') or 'the config'} must hold names and values, not {short(fields)}")
     fields = current_names("a config", fields, old_names(cls), where)

@@ -1,4 +1,4 @@
-"""Progress of a run: a live panel in a terminal, plain lines elsewhere."""
+"""Progress display of a run: a live panel in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Display:
-    """Shows the newest numbers: a live panel, or a line from time to time if `live` is False or there is no terminal."""
+    """Shows the latest metrics: a live panel, or occasional lines if `live` is False or there is no terminal."""
 
     def __init__(self, name: str, total: int, live: bool):
         from rich.console import Console
@@ -39,7 +39,7 @@ class Display:
         self.console.print(sentence, highlight=False, soft_wrap=True, markup=False)
 
     def time_left(self, step: int) -> float:
-        """Seconds left at the average speed so far."""
+        """Estimated seconds left, at the average speed so far."""
         done = step - self.first_step
         return (time.perf_counter() - self.began) / max(1, done) * (self.total - step)
 
@@ -72,7 +72,7 @@ class Display:
         for _ in range(4):
             grid.add_column(justify="left", no_wrap=True)
         cells = [
-            Text.assemble((label, "dim"), " ", form.format(n[key]))  # no markup: `say` prints without
+            Text.assemble((label, "dim"), " ", form.format(n[key]))  # no markup, as in `say`
             for label, key, form in (
                 ("loss", "loss", "{:.4f}"),
                 ("perplexity", "perplexity", "{:.2f}"),
@@ -81,7 +81,7 @@ class Display:
                 ("val loss", "val_loss", "{:.4f}"),
                 ("bits/byte", "bits_per_byte", "{:.3f}"),
                 ("best", "best", "{:.4f}"),
-                ("memory worth", "memory_share", "{:+.1%}"),
+                ("memory gain", "memory_share", "{:+.1%}"),
                 ("tokens/s", "tokens_per_second", "{:,.0f}"),
                 ("MFU", "mfu", "{:.1%}"),
                 ("data wait", "data_wait", "{:.1%}"),
@@ -93,7 +93,7 @@ class Display:
         ]
         for i in range(0, len(cells), 4):
             grid.add_row(*cells[i : i + 4])
-        rows = Table.grid(expand=True)  # a bar by itself does not end its line
+        rows = Table.grid(expand=True)  # a bar alone does not end its line
         rows.add_row(ProgressBar(total=self.total, completed=step, width=None))
         rows.add_row(grid)
         title = f"{self.name}  step {step:,} of {self.total:,}  left {clock(self.time_left(step))}"
@@ -105,7 +105,7 @@ class Display:
             self.live = None
 
 
-class Silent:
+class NoDisplay:
     """Shows nothing: for all processes except the first, and for a Trainer used from Python."""
 
     def start(self, step: int) -> None: ...
@@ -121,7 +121,8 @@ class Silent:
 
 
 def clock(seconds: float) -> str:
-    """
+    """Seconds as hours, minutes and seconds.
+
     >>> clock(3725)
     '1:02:05'
     """

@@ -1,4 +1,4 @@
-"""One process or several under torchrun: rank and device, sharding of the model, sums over processes."""
+"""One process, or several under torchrun: rank and device, sharding of the model, sums over processes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class World:
     rank: int
     size: int
     device: torch.device
-    ours: bool = False  # whether we opened the process group, and have to close it
+    ours: bool = False  # whether we opened the process group and must close it
 
     @property
     def first(self) -> bool:
         return self.rank == 0
 
     def sum(self, values: list[float]) -> list[float]:
-        """Each number summed over all processes."""
+        """The sum of each number over all processes."""
         if self.size == 1:
             return values
         total = torch.tensor(values, dtype=torch.float64)
@@ -43,8 +43,8 @@ class World:
         if self.size > 1:
             dist.barrier(group=self._cpu_group())
 
-    def tell(self, value):
-        """The first process's value, in all processes."""
+    def broadcast(self, value):
+        """Broadcast the value of the first process to all."""
         if self.size == 1:
             return value
         box = [value]
@@ -52,7 +52,7 @@ class World:
         return box[0]
 
     def _cpu_group(self):
-        return None  # the default group carries CPU tensors by gloo, also beside nccl
+        return None  # the default group carries CPU tensors by gloo, also with nccl
 
     def close(self) -> None:
         if self.ours and dist.is_initialized():
@@ -60,7 +60,7 @@ class World:
 
 
 def open_device(device: str) -> torch.device:
-    """A device by name; an unavailable one raises a ValueError of one sentence.
+    """A torch device by name; raises a ValueError if it is not available.
 
     >>> open_device("cpu")
     device(type='cpu')
@@ -71,7 +71,7 @@ def open_device(device: str) -> torch.device:
     except RuntimeError:
         raise ValueError(f"device={device!r} is unknown; use auto, cpu, cuda or cuda:0") from None
     if place.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device={device!r} is not there: torch sees no GPU")
+        raise ValueError(f"device={device!r} is not available: torch sees no GPU")
     if place.type == "meta":
         raise ValueError("device='meta' holds no numbers; use auto, cpu, cuda or cuda:0")
     try:
@@ -149,5 +149,5 @@ class Spread:
 
 
 def full(x: Tensor) -> Tensor:
-    """The full tensor of one that may be sharded."""
+    """The full tensor of a possibly sharded one."""
     return x.full_tensor() if hasattr(x, "full_tensor") else x  # ty: ignore[not-callable]

@@ -53,7 +53,7 @@ class DivergenceGuard:
         """Whether a rollback may return to a checkpoint written now."""
         return self.bad_in_a_row == 0
 
-    def went_back(self, saved: dict, config: CheckpointConfig) -> None:
+    def rolled_back(self, saved: dict, config: CheckpointConfig) -> None:
         """Restore the smoothed loss of the checkpoint; count the rollback and lower the learning rate."""
         self.smoothed, self.lowest = saved.get("smoothed"), saved.get("lowest")
         self.bad_in_a_row = 0

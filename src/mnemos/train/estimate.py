@@ -1,7 +1,7 @@
 """Requirements of a run before it starts: parameters, steps, arithmetic, memory. `mnemos train --dry-run` prints them.
 
-One block of each kind is built in its real width and run forward and backward over a short piece, so shapes are checked and what a backward
-pass keeps is counted, not guessed. Nothing else is allocated.
+One block of each kind is built in full width and run forward and backward over a short sequence. This checks the shapes and measures
+the tensors kept for the backward pass. No other weights are allocated.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ..models.blocks import Block
 from .config import TrainConfig
 from .telemetry import flops_per_token
 
-PIECE = 256  # tokens of the measured piece, at least
-BYTES = 4  # weights, gradients, both moments of AdamW and activations are kept in float32; half of the latter under bfloat16
+MIN_MEASURED_TOKENS = 256  # shortest sequence to measure
+BYTES = 4  # weights, gradients, both moments of AdamW and activations are float32; activations take half under bfloat16
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Estimate:
         return self.weights + self.activations
 
     def rows(self) -> list[tuple[str, str]]:
-        """The text that `--dry-run` prints."""
+        """The rows of the table that `--dry-run` prints."""
         config = self.config
         return [
             ("blocks", ", ".join(f"{config.blocks.count(kind)} × {kind}" for kind in self.blocks)),
@@ -61,7 +61,7 @@ class Estimate:
         ]
 
     def _meant(self) -> str:
-        """A hint if the vocabulary differs from the one for which the size is named."""
+        """A hint if the vocabulary is smaller than the one the size is named for."""
         meant = presets.size(self.size).vocab_size
         return "" if self.config.vocab_size >= meant else f" (the size's {meant:,}: --tokenizer bpe:{meant})"
 
@@ -80,13 +80,13 @@ def estimate(config: TrainConfig, processes: int = 1) -> Estimate:
     model = presets.config(config.model.preset, config.model.size, **chosen)
     parameters = presets.count(model)
     steps = config.total_steps(parameters)
-    # devices have no kernels for memories: activations of the torch path count
+    # devices have no kernels for memories: count the activations of the torch backend
     torch_path = {"memory_backend": "torch"} if model.has_memory else {}
     measured = presets.config(config.model.preset, config.model.size, **chosen | torch_path)
     blocks = {kind: _measure(measured, kind) for kind in dict.fromkeys(model.blocks)}
     sharded = 1 if config.parallel.strategy == "ddp" else processes
     kept = sum(blocks[kind][1] for kind in model.blocks)
-    if config.gradient_checkpointing:  # the inputs of all blocks, and one block as it is recomputed
+    if config.gradient_checkpointing:  # the inputs of all blocks, and one recomputed block
         kept = BYTES * model.hidden_size * len(model.blocks) + max(size for _, size in blocks.values())
     share = 0.5 if config.dtype == "bfloat16" else 1.0
     rows = config.data.batch_size // processes
@@ -127,9 +127,9 @@ def _vocabulary(tokenizer: str) -> int:
 
 
 def _measure(config: MnemosConfig, kind: str) -> tuple[int, int]:
-    """Parameters of a block, and the bytes per token that its forward pass keeps, each tensor once, weights not counted."""
+    """Parameters of a block, and the bytes per token that its forward pass keeps: each tensor once, without weights."""
     block = Block(config, kind)
-    length = max(PIECE, 2 * config.segment_length if kind == "mac" else 0)
+    length = max(MIN_MEASURED_TOKENS, 2 * config.segment_length if kind == "mac" else 0)
     weights = {p.untyped_storage().data_ptr() for p in block.parameters()}
     kept: dict[int, int] = {}
 

@@ -1,4 +1,4 @@
-"""Atomic writes: files and folders that are complete or absent."""
+"""Atomic writes of JSON, and syncing folders to disk."""
 
 from __future__ import annotations
 

@@ -85,8 +85,8 @@ class MemoryDropout:
 
 
 @contextlib.contextmanager
-def silent_memory(model: MnemosForCausalLM) -> Generator[None]:
-    """Memory off: inside, the output of every memory is 0, and so is what MAC retrieves from it."""
+def memory_off(model: MnemosForCausalLM) -> Generator[None]:
+    """Memory off: inside the block, the output of every memory is 0, and so is the context that MAC retrieves from it."""
     handles = [
         memory.register_forward_hook(lambda module, inputs, output: (torch.zeros_like(output[0]), *output[1:]))
         for memory in memories(model).values()

@@ -1,4 +1,4 @@
-"""The training loop: forward, backward, clipping, optimiser step. Trainer, demo, ablations and experiments all run this one."""
+"""The training loop: forward, backward, clipping, optimiser step. Shared by trainer, demo, ablations and experiments."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def parameter_groups(model: nn.Module, config: OptimConfig | None = None) -> lis
 def _groups(named: dict[str, nn.Parameter], config: OptimConfig) -> tuple[list[nn.Parameter], list[dict[str, Any]]]:
     """Matrices for Muon, and AdamW's groups without empty ones."""
     matrices, decayed, plain = split_parameters(named.items(), config.name == "muon")
-    slow = {id(p) for name, p in named.items() if hidden_start(name, named)}
+    slow = {id(p) for name, p in named.items() if is_hidden_w0_map(name, named)}
     groups = [
         {"params": decayed, "lr": config.lr, "weight_decay": config.weight_decay},
         {"params": [p for p in plain if id(p) not in slow], "lr": config.lr, "weight_decay": 0.0},
@@ -116,11 +116,11 @@ def _groups(named: dict[str, nn.Parameter], config: OptimConfig) -> tuple[list[n
     return matrices, [group for group in groups if group["params"]]
 
 
-def hidden_start(name: str, names: Container[str]) -> bool:
+def is_hidden_w0_map(name: str, names: Container[str]) -> bool:
     """Whether this parameter is a map of a memory's initial weights W0, except the last map.
 
     >>> names = ["memory.W0.0", "memory.W0.1", "memory.qkv.weight"]
-    >>> [hidden_start(name, names) for name in names]
+    >>> [is_hidden_w0_map(name, names) for name in names]
     [True, False, False]
     """
     before, W0, index = name.rpartition("W0.")
@@ -132,7 +132,7 @@ def split_parameters(
 ) -> tuple[list[nn.Parameter], list[nn.Parameter], list[nn.Parameter]]:
     """Parameters for muon, for adamw with weight decay, and for adamw without.
 
-    Muon gets the matrices inside the blocks that map a space to a space. Stacks of matrices, single rows, gates, convolutions
+    Muon gets the matrices inside the blocks that map one hidden space to another. Stacks of matrices, single rows, gates, convolutions
     (a matrix by shape only), embeddings and the initial weights of memories stay with adamw.
 
     >>> names = {"model.layers.0.a.weight": nn.Parameter(torch.ones(8, 8)), "model.norm.weight": nn.Parameter(torch.ones(8))}

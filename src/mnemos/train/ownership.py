@@ -18,7 +18,7 @@ MANIFEST = "manifest.json"
 MAX_NAME_BYTES = 200
 CHECKPOINT = re.compile(r"step-(\d{6,})")
 PART = re.compile(r"\.(step-\d{6,})\.part")
-OLD = re.compile(r"\.(step-\d{6,})\.old")  # a checkpoint while another takes its name
+OLD = re.compile(r"\.(step-\d{6,})\.old")  # a checkpoint that is being replaced
 CHECKPOINT_FILES = re.compile(
     r"(manifest|state|rank-\d+)\.json|carried-\d+\.safetensors|tensors/[^/]+\.(safetensors|json)"
 )
@@ -121,7 +121,7 @@ def _is_record(file: Path) -> bool:
         return False
     if file.name in LINES:
         begin = b'{"step": '
-        with open(file, "rb") as lines:  # a crash may have cut the first line off, or have left zeros in its place
+        with open(file, "rb") as lines:  # a crash may have truncated the first line, or filled it with zeros
             return begin.startswith(lines.read(len(begin)).strip(b"\0\n"))
     with contextlib.suppress(OSError, ValueError, RecursionError, TypeError):
         content = json.loads(file.read_text())
@@ -132,7 +132,7 @@ def _is_record(file: Path) -> bool:
 def remove_checkpoint(folder: Path) -> None:
     """Remove our files of a checkpoint; other files and their folders stay.
 
-    The manifest goes first: whatever a kill leaves of the rest is no checkpoint, and the next start removes it.
+    The manifest is removed first, so that a kill leaves no valid checkpoint; the next start removes the rest.
     """
     if folder.is_symlink() or not folder.is_dir():
         return

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..memory import MemoryState, NeuralMemory, read
 from ..models import MnemosForCausalLM
-from .hooks import GateWatch, memories, silent_memory
+from .hooks import GateWatch, memories, memory_off
 
 Stats = dict[str, float]
 
@@ -44,8 +44,8 @@ def look_inside(model: MnemosForCausalLM, call, batch: dict[str, Tensor]) -> dic
     """Statistics of one forward pass over a batch, by layer.
 
     gate: the mix of attention and memory (with "convex" 1 is attention alone, with "additive" 1 is all of the memory).
-    lr (as a share of its range), momentum, retain, token: the memory's own gates. surprise_before, surprise_after: the inner
-    loss of the last whole chunk's tokens by the weights before and after they were written.
+    lr (as a fraction of its range), momentum, retain, token: the memory's own gates. surprise_before, surprise_after: the inner
+    loss of the tokens of the last whole chunk, with the weights before and after they were written.
     """
     found: dict[str, dict[str, Any]] = {}
     watch = GateWatch(model)
@@ -76,7 +76,9 @@ def _memory_numbers(memory: NeuralMemory, x: Tensor, state: MemoryState | None) 
         if g is not None:
             numbers[name] = gate_statistics(g)
     C, state = memory.spec.chunk_size, state or memory.initial_state(x.shape[0])
-    first = None if state.chunk_offset is None else -state.chunk_offset % C  # token of the call that begins a chunk
+    first = (
+        None if state.chunk_offset is None else -state.chunk_offset % C
+    )  # index of the first token of the call that begins a chunk
     if first is not None and x.shape[1] >= first + C:
         end = first + (x.shape[1] - first) // C * C
         before, after = _surprise(memory, state, x[:, : end - C], x[:, end - C : end])
@@ -85,7 +87,7 @@ def _memory_numbers(memory: NeuralMemory, x: Tensor, state: MemoryState | None) 
 
 
 def _surprise(memory: NeuralMemory, state: MemoryState, past: Tensor, chunk: Tensor) -> tuple[float, float]:
-    """Inner loss of a chunk's tokens with the weights before it, and with those after it."""
+    """Inner loss of a chunk's tokens with the weights before and after it."""
     state = memory.write(past, state) if past.shape[1] else state
     _, k, v, _ = memory.project(chunk, state, None, None)
     wide = state.dtype
@@ -115,7 +117,7 @@ def contribution(model: MnemosForCausalLM, call, batches: Iterable[dict[str, Ten
         seen = {**batch, "labels": labels}
         n = int((labels[:, 1:] != -100).sum())
         for name in totals:
-            with silent_memory(model) if name == "without" else torch.no_grad():
+            with memory_off(model) if name == "without" else torch.no_grad():
                 totals[name] += call(**_inputs(seen), labels=labels, num_items_in_batch=1, use_cache=False).loss.item()
         count += n
     on, off, count = world.sum([totals["with"], totals["without"], count])
@@ -127,11 +129,11 @@ def contribution(model: MnemosForCausalLM, call, batches: Iterable[dict[str, Ten
 
 @torch.no_grad()
 def needle(call, tokenizer, haystack: Tensor, length: int, device, samples: int = 4, depths=(0.1, 0.5, 0.9)) -> Stats:
-    """A fact is inserted into a text at some depth and asked for at the end; only the answer is scored.
+    """Score a needle in a haystack: a fact is inserted into a text at some depth and queried at the end; only the answer is scored.
 
-    accuracy: share of the answer's tokens that are the likeliest. exact: share of answers that are right as a whole.
-    gain: nats per token by which the right fact makes the answer likelier than a fact about another number does.
-    haystack: (n,) token ids to cut from. One batch of samples x depths rows of `length` tokens, and one with the wrong fact.
+    accuracy: fraction of the answer's tokens that are the argmax. exact: fraction of answers that are correct in every token.
+    gain: increase of the answer's log-probability, in nats per token, over the same text with a fact about another number.
+    haystack: (n,) token ids. The probe is one batch of samples x depths rows of `length` tokens, and one with the wrong fact.
     """
     draw = random.Random(0)
     right, wrong, answers = [], [], []
@@ -163,7 +165,7 @@ def needle(call, tokenizer, haystack: Tensor, length: int, device, samples: int 
 
 
 def _answers(call, rows: list[list[int]], answers: list[int], device) -> tuple[list[list[bool]], list[float]]:
-    """Which of the last tokens of each batch row the model ranks first, and their mean log-probability."""
+    """Whether each answer token of each batch row is the argmax, and the mean log-probability of each answer."""
     longest = max(map(len, rows))
     ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=device)
     mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=device)

@@ -27,7 +27,7 @@ def _paper(size: str, lr: float, tokens: str) -> dict[str, Any]:
 
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "quick": (
-        "a first look: 300 steps of 8 x 256 tokens, a few minutes on a laptop's CPU",
+        "a first run: 300 steps of 8 x 256 tokens, a few minutes on a laptop CPU",
         {
             "steps": 300,
             "data": {"seq_len": 256, "batch_size": 8},
@@ -36,7 +36,7 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "debug": (
-        "every part of a run within seconds: 20 steps, everything looked at twice",
+        "a test of every part of a run, within seconds: 20 steps, with two validations and two probes",
         {
             "steps": 20,
             "data": {"seq_len": 128, "batch_size": 2},
@@ -54,16 +54,16 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "340m": ("Atlas and Titans at 340M: 15B tokens, lr 1.5e-3", _paper("340m", 1.5e-3, "15B")),
     "760m": ("Atlas and Titans at 760M: 30B tokens, lr 1.25e-3", _paper("760m", 1.25e-3, "30B")),
     "1.3b": ("Atlas at 1.3B: 100B tokens, lr 7e-4", _paper("1.3b", 7e-4, "100B")),
-    "chinchilla": ("20 tokens per parameter, whatever the model", {"tokens": "chinchilla", "steps": None}),
+    "chinchilla": ("20 tokens per parameter, for any model", {"tokens": "chinchilla", "steps": None}),
     "chunk-warm-down": (
-        "the last 5 % with a memory chunk of 8: what is trained with a large chunk degrades when run with a small one",
+        "the last 5 % with a memory chunk of 8: a model trained with a large chunk degrades when run with a small one",
         {"schedule": {"finish_chunk": 8, "finish_share": 0.05}},
     ),
 }
 
 
 def recipe(config: TrainConfig, name: str) -> TrainConfig:
-    """The config with a recipe's changes.
+    """Apply a recipe to a config.
 
     >>> recipe(TrainConfig(), "340m").optim.lr
     0.0015

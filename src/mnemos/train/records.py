@@ -1,4 +1,4 @@
-"""Records of runs: their configs and metrics, in a table or a plot. Imports no torch, so that `mnemos runs` answers at once."""
+"""Records of runs: configs and metrics, as a table or a plot. Imports no torch, so that `mnemos runs` is fast."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Run:
             "val_loss": checked.get("val_loss"),
             "bits_per_byte": checked.get("bits_per_byte"),
             "best": (self.best or {}).get("val_loss"),
-            "memory_worth": memory.get("share") if isinstance(memory, dict) else None,
+            "memory_gain": memory.get("share") if isinstance(memory, dict) else None,
             "tokens_per_second": last.get("tokens_per_second"),
             "bad_steps": last.get("bad_steps"),
         }
@@ -55,7 +55,7 @@ def open_run(path: str | os.PathLike) -> Run:
         raise ValueError(f"{path} is not a run: it has no config.yaml")
     return Run(
         path,
-        TrainConfig.load(path / "config.yaml"),
+        TrainConfig.load_recorded(path / "config.yaml"),
         read_metrics(path, "train"),
         read_metrics(path, "validate"),
         read_best(path),
@@ -63,7 +63,7 @@ def open_run(path: str | os.PathLike) -> Run:
 
 
 def list_runs(folder: str | os.PathLike = "runs", on_problem: Callable[[str], None] = lambda why: None) -> list[Run]:
-    """Every run of a folder, the newest last. Unreadable ones are left out; `on_problem` is called with the reason."""
+    """All runs of a folder, the newest last. Unreadable runs are skipped; `on_problem` is called with the reason."""
     found = []
     for path in sorted(Path(folder).glob("*/config.yaml"), key=lambda p: p.stat().st_mtime):
         try:
@@ -74,7 +74,7 @@ def list_runs(folder: str | os.PathLike = "runs", on_problem: Callable[[str], No
 
 
 def read_best(run: Path) -> dict[str, Any] | None:
-    """The step and validation loss of a run's best checkpoint; None if there is none."""
+    """Step and validation loss of a run's best checkpoint; None if there is none."""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
         best = json.loads((run / "best.json").read_text())
         step, loss = best["step"], best["val_loss"]
@@ -85,13 +85,13 @@ def read_best(run: Path) -> dict[str, Any] | None:
 
 
 def plot(runs: list[Run], path: str | os.PathLike) -> None:
-    """Plot of several runs: training loss (thin) and validation loss (dots) over tokens, and the contribution of the memory."""
+    """Plot several runs: training loss (thin) and validation loss (dots) over tokens, and the contribution of the memory."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError("a plot needs the extra plots: pip install 'mnemos[plots]'") from None
     figure = Figure(figsize=(11, 4.2), layout="constrained")
-    losses, worth = figure.subplots(1, 2, width_ratios=(3, 2))
+    losses, shares = figure.subplots(1, 2, width_ratios=(3, 2))
     for i, run in enumerate(runs):
         color = f"C{i % 10}"
         points = {r["step"]: r for r in run.train if r.get("loss") is not None}
@@ -108,10 +108,10 @@ def plot(runs: list[Run], path: str | os.PathLike) -> None:
             label=run.name,
         )
         known = [r for r in checked.values() if r.get("memory")]
-        worth.plot([r["tokens"] for r in known], [100 * r["memory"]["share"] for r in known], "o-", ms=3, color=color)
+        shares.plot([r["tokens"] for r in known], [100 * r["memory"]["share"] for r in known], "o-", ms=3, color=color)
     losses.set(xlabel="tokens", ylabel="loss (nats per token)", title="training (thin) and validation")
-    worth.set(xlabel="tokens", ylabel="% of perplexity", title="what the memory is worth beyond the window")
-    for axis in (losses, worth):
+    shares.set(xlabel="tokens", ylabel="% of perplexity", title="contribution of the memory beyond the window")
+    for axis in (losses, shares):
         axis.grid(alpha=0.3)
     if runs:
         losses.legend(fontsize=8)

@@ -57,7 +57,7 @@ class RunState:
             self.average[name].lerp_(p.detach(), 1 - self.config.optim.ema)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors that are sharded over processes, by name and without copies: weights, optimiser, average."""
+        """All tensors that may be sharded over processes, by name and without copies: weights, optimiser, average."""
         named = model_tensors(self.model, "model")
         named |= {f"optim.{name}": x for name, x in self.optimisers.tensors().items()}
         return named | {f"average.{name}": x for name, x in self.average.items()}
@@ -101,7 +101,7 @@ class RunState:
             set_random_state(json.loads(own.read_text())["random"])
         return path
 
-    def go_back(self, progress: RunProgress) -> Path | None:
+    def roll_back(self, progress: RunProgress) -> Path | None:
         """Restore weights and optimiser from the newest checkpoint before the divergence; the data continues from the current position."""
         guard, config = progress.guard, self.config.checkpoint
         self.checkpoints.finish()
@@ -113,7 +113,7 @@ class RunState:
         best = progress.best
         self._take(progress, state)
         progress.best = min(progress.best, best)
-        guard.went_back(state["guard"], config)
+        guard.rolled_back(state["guard"], config)
         self.checkpoints.forget_after(progress.step)  # a resume would otherwise use them as the newest
         self.carried.drop()
         return path
@@ -128,7 +128,7 @@ class RunState:
     def _last_good(self, limit: float | None) -> int:
         """The step of the newest checkpoint whose smoothed loss is at most `limit`; -1 if there is none."""
         good = -1
-        for step in self.world.tell(self.checkpoints.live_steps()):
+        for step in self.world.broadcast(self.checkpoints.live_steps()):
             smoothed = json.loads((self.checkpoints.path(step) / "state.json").read_text())["guard"]["smoothed"]
             if limit is None or smoothed is None or smoothed <= limit:
                 good = step

@@ -1,4 +1,4 @@
-"""Runs on disk: their folders, their names, their numbers, and the models in them.
+"""Runs on disk: folders, names, checkpoints and exported models.
 
 runs/<name>/config.yaml  metrics.jsonl  best.json  samples.jsonl  abandoned.json  tokenizer/  checkpoints/step-000500/
 """
@@ -22,7 +22,7 @@ from .distributed import World
 from .ownership import check_name, check_own, check_records, clear_run, remove_leftovers
 from .records import read_best
 
-STALE_SECONDS = 3600  # no export takes as long
+STALE_EXPORT_SECONDS = 3600  # longer than any export takes
 
 
 def new_name(folder: Path, wanted: str) -> str:
@@ -46,7 +46,7 @@ def check_free(config: TrainConfig) -> None:
     path = Path(config.folder) / config.name
     check_own(path)
     if checkpoint_steps(path / "checkpoints"):
-        raise ValueError(f"{path} holds a run already: go on with --resume {path}, or choose another name")
+        raise ValueError(f"{path} holds a run already: continue it with --resume {path}, or choose another name")
 
 
 def prepare_folder(config: TrainConfig, world: World, resume: bool, tokenizer) -> tuple[Path, BaseFileLock | None]:
@@ -58,18 +58,18 @@ def prepare_folder(config: TrainConfig, world: World, resume: bool, tokenizer) -
                 config.name = _claim(Path(config.folder), f"{config.model.preset}-{config.model.size}")
             check_name(config.name)
             path = Path(config.folder) / config.name
-            check_own(path)  # before the lock, which is a file
+            check_own(path)  # before the lock, which creates a file
             lock = _lock(path)
             check_records(path)
             if not resume:
-                check_free(config)  # again: another process may have been faster
+                check_free(config)  # again, because another process may have been faster
                 _check_config(path / "config.yaml")
                 clear_run(path)
         except ValueError as wrong:
             problem = str(wrong)
             if lock is not None:
                 lock.release()
-    config.name, problem = world.tell((config.name, problem))
+    config.name, problem = world.broadcast((config.name, problem))
     if problem:
         raise ValueError(problem)
     path = Path(config.folder) / config.name
@@ -84,19 +84,19 @@ def prepare_folder(config: TrainConfig, world: World, resume: bool, tokenizer) -
 
 def _check_config(path: Path) -> None:
     """Raise an error if the config was edited by hand, for instance with comments: a new run would overwrite it."""
-    if path.exists() and TrainConfig.load(path).to_yaml() != path.read_text(encoding="utf-8"):
+    if path.exists() and TrainConfig.load_recorded(path).to_yaml() != path.read_text(encoding="utf-8"):
         raise ValueError(f"{path} was edited by hand: train it with --config {path}, or choose another name")
 
 
 def _holds(path: Path, config: TrainConfig) -> bool:
     """Whether a file already holds these settings; it is then kept, comments included."""
     with contextlib.suppress(OSError, ValueError):
-        return TrainConfig.load(path) == config
+        return TrainConfig.load_recorded(path) == config
     return False
 
 
 def _lock(path: Path) -> BaseFileLock:
-    """Lock a run's folder for this process, until the lock is released or the process ends."""
+    """Lock a run's folder until the lock is released or the process ends."""
     path.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path / ".lock", is_singleton=True)
     try:
@@ -107,7 +107,7 @@ def _lock(path: Path) -> BaseFileLock:
 
 
 def _claim(folder: Path, wanted: str) -> str:
-    """A unique name, even if two runs begin at once: creating the folder decides."""
+    """A unique name, even if two runs start at once: the process that creates the folder gets it."""
     folder.mkdir(parents=True, exist_ok=True)
     while True:
         name = new_name(folder, wanted)
@@ -129,7 +129,9 @@ def find_checkpoint(run: str | os.PathLike, which: str = "best") -> Path:
     elif which.isdigit() and int(which) in steps:
         step = int(which)
     else:
-        raise ValueError(f"checkpoint={which!r} is not there; choose best, last or one of {', '.join(map(str, steps))}")
+        raise ValueError(
+            f"checkpoint={which!r} does not exist; choose best, last or one of {', '.join(map(str, steps))}"
+        )
     path = run / "checkpoints" / f"step-{step:06d}"
     wrong = problem_of(path)
     if wrong:
@@ -137,11 +139,30 @@ def find_checkpoint(run: str | os.PathLike, which: str = "best") -> Path:
     return path
 
 
-def load_model(run: str | os.PathLike, checkpoint: str = "best", average: bool = False, allow_missing: bool = False):
-    """The model of a run's checkpoint, unsharded, in evaluation mode, for any number of processes that wrote it.
+def check_folder(config: TrainConfig, resume: bool) -> None:
+    """Raise an error if a new run would overwrite files, or if a run to resume has a model with parts that are not registered."""
+    if not resume:
+        check_free(config)
+    elif config.name is not None:
+        check_registered(Path(config.folder) / config.name)
 
-    average: the average of the weights, for runs with optim.ema. allow_missing: initialise tensors that the checkpoint lacks as in
-    a new model; else a checkpoint that is not complete, finite and of its config is refused.
+
+def check_registered(run: Path) -> None:
+    """Raise an error with the modules to import if the newest checkpoint of a run has a memory with parts that are not registered."""
+    from ..models.folder import read_object
+    from ..models.required import check_required
+
+    steps = checkpoint_steps(run / "checkpoints")
+    model = read_object(run / "checkpoints" / f"step-{steps[-1]:06d}" / "state.json").get("model") if steps else None
+    if isinstance(model, dict) and isinstance(model.get("memory"), dict):
+        check_required(model.get("requires_modules", []), model["memory"])
+
+
+def load_model(run: str | os.PathLike, checkpoint: str = "best", average: bool = False, allow_missing: bool = False):
+    """The model of a run's checkpoint, unsharded and in evaluation mode, for any number of processes that wrote it.
+
+    average: load the average of the weights, for runs with optim.ema. allow_missing: initialise tensors that the checkpoint lacks as in
+    a new model; without it, a checkpoint that is incomplete, not finite or inconsistent with its config raises a ValueError.
     """
     from ..models import MnemosConfig, MnemosForCausalLM
     from ..models.folder import check_finite, check_shapes, read_object
@@ -159,7 +180,7 @@ def load_model(run: str | os.PathLike, checkpoint: str = "best", average: bool =
         model = MnemosForCausalLM(config)
     shapes = {name: tuple(x.shape) for name, x in (model_tensors(model, prefix) | buffers(model)).items()}
     own = {name: x for name, x in found.items() if name in shapes or name.startswith(f"{prefix}.")}
-    check_shapes(str(path), shapes, own, allow_missing)  # before anything of that size is allocated
+    check_shapes(str(path), shapes, own, allow_missing)  # before memory of that size is allocated
     model = MnemosForCausalLM(config).eval()
     tensors = model_tensors(model, prefix) | buffers(model)
     read_tensors_into(path, {name: x for name, x in tensors.items() if name in found})
@@ -168,7 +189,7 @@ def load_model(run: str | os.PathLike, checkpoint: str = "best", average: bool =
 
 
 def load_tokenizer(run: str | os.PathLike):
-    """The tokenizer a run was trained with."""
+    """The tokenizer of a run."""
     from ..data import open_tokenizer
 
     return open_tokenizer(str(Path(run) / "tokenizer"))
@@ -181,7 +202,7 @@ def export(
     average: bool = False,
     allow_missing: bool = False,
 ) -> Path:
-    """Write one transformers folder: config with use_cache, safetensors weights, tokenizer. Complete or absent."""
+    """Write a transformers folder, atomically: config with use_cache, safetensors weights, tokenizer."""
     import uuid
 
     from ..models.remote import add_remote_code
@@ -213,11 +234,11 @@ def export(
 
 
 def _remove_stale_exports(out: Path) -> None:
-    """Remove the remains of killed exports to this folder: named by us, an hour old, and without subfolders."""
+    """Remove the remains of killed exports to this folder: our temporary names, older than an hour, without subfolders."""
     for part in out.parent.glob(f".{glob.escape(out.name)}.*.part"):
         if part_of(part.name) == out.name and part.is_dir() and not part.is_symlink():
             with contextlib.suppress(OSError):
-                if time.time() - part.stat().st_mtime > STALE_SECONDS and all(
+                if time.time() - part.stat().st_mtime > STALE_EXPORT_SECONDS and all(
                     file.is_file() for file in part.iterdir()
                 ):
                     shutil.rmtree(part)

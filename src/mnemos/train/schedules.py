@@ -48,7 +48,7 @@ def polarisation(config: LossConfig, step: int, total: int) -> float:
 
 
 def chunk_size(config: ScheduleConfig, step: int, total: int) -> int | None:
-    """Chunk size of the memory at this step; None keeps the model's own.
+    """Chunk size of the memory at this step; None for the model's own.
 
     >>> config = ScheduleConfig(finish_chunk=8, finish_share=0.1)
     >>> [chunk_size(config, t, 100) for t in (0, 89, 90, 99)]

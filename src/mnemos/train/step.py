@@ -1,4 +1,4 @@
-"""The trainer's side of a step: batches from the data, the loss over all processes, validation. Results do not depend on the number of processes or of accumulated batches."""
+"""The trainer's part of a step: batches, loss over all processes, validation. Independent of the number of processes and of accumulated batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .tbptt import CarriedState
 
 @dataclass
 class StepResult:
-    """One step over all processes. loss: mean over the predicted tokens. tokens: read. waited: seconds for data. stop: a process wants to stop."""
+    """One step over all processes. loss: mean over the predicted tokens. tokens: read in the step. waited: seconds for data. stop: a process wants to stop."""
 
     loss: float = math.nan
     polarisation: float = 0.0
@@ -33,7 +33,7 @@ class StepResult:
 
 
 class Stepper:
-    """Batches and losses of the trainer's steps; `result` is the step that runs now, or the last one."""
+    """Batches and losses of the trainer's steps; `result` is the current or the last step."""
 
     def __init__(
         self, spread: Spread, config: TrainConfig, batches: Iterator[dict[str, Tensor]], carried: CarriedState
@@ -75,11 +75,11 @@ class Stepper:
         return BatchLoss(objective, loss.detach())
 
     def not_finite(self, error: NotFiniteError) -> None:
-        """Skip the step; with several processes the others wait in an exchange, so only the last checkpoint helps."""
+        """Skip the step. With several processes the others wait in an exchange, so training can only resume from the last checkpoint."""
         world = self.spread.world
         if world.size > 1:
             raise TrainingFailed(
-                f"process {world.rank}: {error}; go on from the last checkpoint with --resume"
+                f"process {world.rank}: {error}; resume from the last checkpoint with --resume"
             ) from None
         self._polarisation = 0.0
 

@@ -1,4 +1,4 @@
-"""Truncated backpropagation through time: batch rows continue with the memory of the batch before, without its graph.
+"""Truncated backpropagation through time: batch rows continue with the detached memory state of the previous batch.
 
 Shapes: b batch rows of this process; row i of process r of w is row i·w + r of the global batch.
 """
@@ -23,7 +23,7 @@ class CarriedState:
     def before(self, call, batch: dict[str, Tensor]) -> MnemosCache | None:
         """The initial cache of a batch; None before the first one.
 
-        A row that begins a new document needs the state before the first token: the cache after one masked token.
+        A row that begins a new document needs the initial state: the cache after one masked token.
         It is computed in every step, used or not, so that all processes run the same operations.
         """
         if self.cache is None:

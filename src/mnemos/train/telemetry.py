@@ -1,4 +1,4 @@
-"""Numbers of a run on their way out: metrics.jsonl always, and the trackers a user asks for.
+"""Metrics of a run: metrics.jsonl, and the trackers in the config.
 
 metrics.jsonl holds one object per line, each with "step", "kind" ("train", "validate", "probe", "event") and numbers.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Tracker(Protocol):
-    """Where numbers can go."""
+    """A destination for metrics."""
 
     def log(self, step: int, numbers: dict[str, float]) -> None: ...
 
@@ -31,7 +31,7 @@ class Tracker(Protocol):
 
 
 class TrackerFactory(Protocol):
-    """Opens a tracker: a class or a function of the run's folder, its name and its config."""
+    """Opens a tracker: a class or function of the run's folder, its name and its config."""
 
     def __call__(self, folder: Path, name: str, config: dict) -> Tracker: ...
 
@@ -41,7 +41,7 @@ TRACKERS: dict[str, TrackerFactory] = {}
 
 
 def register_tracker(name: str) -> Callable[[Factory], Factory]:
-    """Decorate a class or function (folder, name, config) -> `Tracker` to make it the tracker NAME.
+    """Decorator: registers a class or function (folder, name, config) -> `Tracker` under a name.
 
     >>> @register_tracker("nowhere")
     ... class Nowhere:
@@ -63,7 +63,7 @@ def register_tracker(name: str) -> Callable[[Factory], Factory]:
 
 @register_tracker("tensorboard")
 class TensorBoard:
-    """TensorBoard's files, in the run's folder."""
+    """TensorBoard event files, in the run's folder."""
 
     extra = "track"
 
@@ -82,7 +82,7 @@ class TensorBoard:
 
 
 class WandbLike:
-    """What Weights & Biases and trackio have in common: `api` is the module, with `log` and `finish`."""
+    """The common part of Weights & Biases and trackio. api: the module, with `log` and `finish`."""
 
     extra = "track"
     api: Any
@@ -100,7 +100,7 @@ class Wandb(WandbLike):
 
     def __init__(self, folder: Path, name: str, config: dict):
         self.api = importlib.import_module("wandb")
-        place = zlib.crc32(str(folder.resolve()).encode())  # runs of one name in two places are two runs
+        place = zlib.crc32(str(folder.resolve()).encode())  # runs of the same name in two places are two runs
         self.run = self.api.init(
             project="mnemos", name=name, config=config, dir=str(folder), resume="allow", id=f"{name}-{place:08x}"
         )
@@ -108,7 +108,7 @@ class Wandb(WandbLike):
 
 @register_tracker("trackio")
 class Trackio(WandbLike):
-    """trackio, which keeps its records on this machine."""
+    """trackio, which stores its records on this machine."""
 
     def __init__(self, folder: Path, name: str, config: dict):
         self.api = importlib.import_module("trackio")
@@ -116,9 +116,7 @@ class Trackio(WandbLike):
 
 
 def check_trackers(kinds: Iterable[str]) -> None:
-    """Raise an error that lists the valid trackers for an unknown one.
-
-    A config does not check them: the runs of a tracker that is not imported can be listed, evaluated and exported.
+    """Raise a ValueError that lists the valid trackers for an unknown one.
 
     >>> check_trackers(["wanddb"])
     Traceback (most recent call last):
@@ -131,7 +129,7 @@ def check_trackers(kinds: Iterable[str]) -> None:
 
 
 def open_tracker(kind: str, folder: Path, name: str, config: dict) -> Tracker:
-    """A tracker by name; a missing package is one sentence."""
+    """Open a tracker by name; raises a ValueError with the install command if its package is missing."""
     check_trackers([kind])
     try:
         return TRACKERS[kind](folder, name, config)
@@ -146,9 +144,9 @@ def open_tracker(kind: str, folder: Path, name: str, config: dict) -> Tracker:
 
 
 class Metrics:
-    """The run's own record. After a resume, lines from beyond the checkpoint are cut off, for they will be written again.
+    """The run's own record. After a resume, lines from after the checkpoint are removed, because they are written again.
 
-    What cannot be written, on a full disk, waits for the next line; `say` is told once.
+    Lines that cannot be written, for instance on a full disk, are kept for the next write; `say` is called once.
     """
 
     def __init__(
@@ -182,7 +180,9 @@ class Metrics:
                 self.unwritten = self.unwritten[self.file.write(self.unwritten) or 0 :]
         except OSError as wrong:
             if not self.told:
-                self.say(f"{self.path} cannot be written: {wrong.strerror}; training goes on, and its lines wait")
+                self.say(
+                    f"{self.path} cannot be written: {wrong.strerror}; training continues, and its lines are written later"
+                )
             self.told = True
 
     def close(self) -> None:
@@ -193,7 +193,7 @@ class Metrics:
 
 
 def cut_after(path: Path, step: int) -> None:
-    """Drop the lines of later steps, and those that are no records, from a file of JSON lines."""
+    """Remove the lines of later steps, and invalid lines, from a file of JSON lines."""
     if path.exists():
         kept = [
             line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if _step_of(line) <= step
@@ -202,18 +202,18 @@ def cut_after(path: Path, step: int) -> None:
 
 
 def read_metrics(folder: str | os.PathLike, kind: str | None = None) -> list[dict[str, Any]]:
-    """The records of a run; a last line that was cut off by a crash is left out."""
+    """The records of a run; a last line that a crash truncated is skipped."""
     return [r for r in read_lines(Path(folder) / "metrics.jsonl") if kind is None or r.get("kind") == kind]
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a file of JSON lines, of samples.jsonl for instance; those that are damaged are left out."""
+    """The records of a file of JSON lines, such as samples.jsonl; invalid lines are skipped."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ()
     return [json.loads(line) for line in lines if math.isfinite(_step_of(line))]
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries as names with slashes.
+    """Nested dictionaries as one level, with slashes in the names.
 
     >>> flatten({"gates": {"0": {"mean": 0.5}}})
     {'gates/0/mean': 0.5}
@@ -228,14 +228,14 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN."""
+    """`value` with NaN and infinity replaced by None: JSON has neither."""
     if isinstance(value, dict):
         return {key: _finite(x) for key, x in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _step_of(line: str) -> float:
-    """The step of a record; infinity for what is none."""
+    """The step of a record; infinity for an invalid line."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -243,7 +243,7 @@ def _step_of(line: str) -> float:
 
 
 class Speed:
-    """Tokens per second, time spent waiting for data, model-FLOPs utilisation, peak memory, since the last look."""
+    """Tokens per second, time spent waiting for data, model-FLOPs utilisation and peak memory since the last call."""
 
     def __init__(self, device: torch.device, flops_per_token: float, dtype: str):
         import torch
@@ -256,7 +256,7 @@ class Speed:
         self.began, self.tokens, self.waited, self.paused = time.perf_counter(), 0, 0.0, 0.0
 
     def look(self) -> dict[str, float]:
-        """Numbers since `start`, and start again."""
+        """The numbers since `start`; starts again."""
         seconds = max(1e-9, time.perf_counter() - self.began - self.paused)
         rate = self.tokens / seconds
         found = {
@@ -270,7 +270,7 @@ class Speed:
 
 
 def matmul_peak(device: torch.device, dtype: torch.dtype, size: int = 512) -> float:
-    """FLOP/s of a large product on this device: what the utilisation is a share of. Measured, no data sheet."""
+    """FLOP/s of a large matrix product on this device, the reference of the utilisation. Measured, not from a data sheet."""
     import torch
 
     size = 4096 if device.type == "cuda" else size
@@ -286,7 +286,7 @@ def matmul_peak(device: torch.device, dtype: torch.dtype, size: int = 512) -> fl
 
 
 def peak_memory(device: torch.device) -> float:
-    """MB: of the GPU's allocator, or of the process."""
+    """Peak memory in MB: of the GPU's allocator, or of the process."""
     if device.type == "cuda":
         import torch
 
@@ -299,12 +299,12 @@ def peak_memory(device: torch.device) -> float:
 
 
 def flops_per_token(model, length: int) -> float:
-    """Model FLOPs of one token in training: 6 per weight that multiplies it, 12 per attended key and channel, and for a memory
-    of M fast weights 24 M (forward, error, gradient and read, each 2 M, and twice that again in the backward pass), and 6 M for its
-    start where that is read too. Muon: also three times its Newton–Schulz steps, once per commit."""
+    """Model FLOPs per token in training: 6 per weight that multiplies it, 12 per attended key and channel, and for a memory of M fast
+    weights 24 M (forward, error, gradient and read, 2 M each, and twice that in the backward pass), plus 6 M if its initial weights are
+    read too. Muon: also three times its Newton–Schulz steps, once per commit."""
     config = model.config
     weights = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "persistent" not in name)
-    total = 6.0 * weights  # the embedding counts once, as the head it is tied to
+    total = 6.0 * weights  # a tied embedding counts once, as the head
     for kind in config.blocks:
         if kind != "lmm":
             seen = {"attention": length / 2, "mac": config.segment_length}.get(
@@ -322,7 +322,7 @@ def flops_per_token(model, length: int) -> float:
 
 
 def newton_schulz_flops(a: int, b: int, steps: int) -> int:
-    """Of one matrix: in each step its Gram matrix, the square of that, and their product with it.
+    """FLOPs of Newton–Schulz for one matrix: in each step the Gram matrix, its square, and their product with the matrix.
 
     >>> newton_schulz_flops(2, 4, 1) == 2 * 2 * 2 * 4 + 2 * 2**3 + 2 * 2 * 2 * 4
     True

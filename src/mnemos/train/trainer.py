@@ -18,7 +18,7 @@ from torch import Tensor
 from ..models import MnemosConfig, MnemosForCausalLM, presets
 from .checkpoints import Checkpoints
 from .config import TrainConfig
-from .display import Display, Silent
+from .display import Display, NoDisplay
 from .distributed import Spread, World, open_world
 from .divergence import TrainingFailed
 from .hooks import MemoryDropout, compile_blocks, gates, set_chunk_size
@@ -26,7 +26,7 @@ from .loop import Loop, Outcome, Verdict
 from .optimisers import Optimisers
 from .randomness import seed_everything
 from .run_state import RunProgress, RunState
-from .runs import check_free, prepare_folder
+from .runs import check_folder, prepare_folder
 from .schedules import chunk_size, lr_factor, polarisation
 from .step import Stepper, StepResult
 from .tbptt import CarriedState
@@ -80,8 +80,7 @@ class Trainer:
             raise ValueError(
                 f"data.batch_size={config.data.batch_size} must be a multiple of the {self.world.size} processes"
             )
-        if not resume:
-            check_free(config)
+        check_folder(config, resume)
         # a wrong tracker or model config raises before hours of reading data
         check_trackers(config.watch.trackers)
         presets.config(config.model.preset, config.model.size, **config.model.overrides())
@@ -113,7 +112,7 @@ class Trainer:
         )
         self.validator = Validator(config, data, self.spread, self.stepper)
         live = config.watch.display
-        self.display = Display(self.path.name, self.total, live) if display and self.world.first else Silent()
+        self.display = Display(self.path.name, self.total, live) if display and self.world.first else NoDisplay()
         settings = config.checkpoint
         self.checkpoints = Checkpoints(
             self.path / "checkpoints", self.world, settings.keep_last, settings.asynchronous, self.say
@@ -168,18 +167,16 @@ class Trainer:
         step = self.progress.step
         if self.resume and self.world.first:
             cut_after(self.path / "samples.jsonl", step)
-        self._recorded = self.world.tell(self._records_of_the_end()) if found is not None else set()
+        self._recorded = self.world.broadcast(self._records_of_the_end()) if found is not None else set()
         if self._recorded == {"validate", "sample"}:
-            self.display.say(
-                f"{self.path} is finished: {found} is its last step; --steps says how much further to train"
-            )
+            self.display.say(f"{self.path} is finished: {found} is its last step; train further with a larger --steps")
             return None
         if self.world.first:
             kinds, settings = self.config.watch.trackers, self.config.to_dict()
             trackers = [open_tracker(kind, self.path, self.path.name, settings) for kind in kinds]
             self.metrics = Metrics(self.path, trackers, step if self.resume else None, self.display.say)
         if found is not None:
-            self.say(f"going on from {found}")
+            self.say(f"resuming from {found}")
         elif self.resume:
             self.say(f"{self.path} has no checkpoint that can be used; starting from the beginning")
         self._describe()
@@ -188,7 +185,7 @@ class Trainer:
         return step
 
     def _records_of_the_end(self) -> set[str]:
-        """The records that follow the last step ("validate", "sample") and exist already or are not wanted; empty before the last step."""
+        """The records of the last step ("validate", "sample") that exist already or are switched off; empty before the last step."""
         step, watch, found = self.progress.step, self.config.watch, set()
         if step < self.total:
             return found
@@ -231,7 +228,7 @@ class Trainer:
         if outcome.verdict == "good":
             self.run_state.update_average()
         elif outcome.verdict == "back":
-            self._go_back()
+            self._roll_back()
             return
         else:
             self.stepper.carried.drop()
@@ -240,7 +237,7 @@ class Trainer:
         progress.step += 1
         if self._due(config.watch.log_every) or progress.step == self.total:
             self._log_step(result, polarisation(config.loss, step, self.total))
-        self._look_around()
+        self._watch()
         due = self._due(config.checkpoint.every) or progress.new_best
         if due and progress.guard.healthy and progress.step < self.total:
             self.run_state.save(progress)
@@ -252,7 +249,7 @@ class Trainer:
             self.stepper.carried.drop()
             self.say(f"step {step}: the memory's chunk is now {size}")
 
-    def _go_back(self) -> None:
+    def _roll_back(self) -> None:
         progress, guard, config = self.progress, self.progress.guard, self.config.checkpoint
         why = f"the loss was not finite for {guard.bad_in_a_row} steps in a row"
         if not guard.bad_in_a_row:
@@ -263,10 +260,10 @@ class Trainer:
             raise TrainingFailed(
                 f"{why} at step {failed_at}, after {guard.rollbacks} rollbacks; checkpoints are kept: {advice}"
             )
-        path = self.run_state.go_back(progress)
+        path = self.run_state.roll_back(progress)
         if path is None:
-            raise TrainingFailed(f"{why} at step {failed_at}, and there is no checkpoint to go back to: {advice}")
-        self.say(f"step {failed_at}: {why}; back to {path}, learning rate times {guard.lr_factor:.2f} from here")
+            raise TrainingFailed(f"{why} at step {failed_at}, and there is no checkpoint to roll back to: {advice}")
+        self.say(f"step {failed_at}: {why}; rolled back to {path}, learning rate times {guard.lr_factor:.2f}")
 
     def _end(self, result: StepResult) -> Result:
         progress, stopped = self.progress, self.progress.step < self.total
@@ -275,7 +272,7 @@ class Trainer:
             self.validate()
         saved = validated or self.run_state.save(progress, wait=True)
         if stopped:
-            then = f"the checkpoint is written; go on with: mnemos train --resume {self.path}"
+            then = f"the checkpoint is written; resume with: mnemos train --resume {self.path}"
             who = self._stop or "another process"
             self.say(f"{who} stopped the run at step {progress.step}; {then if saved else 'no checkpoint was written'}")
         elif "sample" not in self._recorded:
@@ -305,12 +302,12 @@ class Trainer:
         if config.loss.polarisation and not gates(self.model):
             self.say(
                 f"loss.polarisation={config.loss.polarisation:g} has no effect: no layer of this model has a gate between "
-                "attention and memory that is a number per token"
+                "attention and memory with a value per token"
             )
         if hasattr(report, "why_skipped"):
             left_out = report.why_skipped()
             text = f"{report.documents:,} documents, {report.tokens:,} tokens of text"
-            self.say(text + (f"; left out: {left_out}" if left_out else ""))
+            self.say(text + (f"; skipped: {left_out}" if left_out else ""))
             for note in report.notes:
                 self.say(note)
 
@@ -336,7 +333,7 @@ class Trainer:
         self._log("train", **numbers)
         self.display.update(self.progress.step, numbers)
 
-    def _look_around(self) -> None:
+    def _watch(self) -> None:
         watch, began = self.config.watch, time.perf_counter()
         if self._due(watch.validate_every):
             self.validate()
@@ -350,7 +347,7 @@ class Trainer:
         self.speed.paused += time.perf_counter() - began
 
     def validate(self) -> float | None:
-        """Loss on the held-out text; None without any. Records all of `Validator.validate`."""
+        """Held-out loss; None without held-out text. Records all of `Validator.validate`."""
         progress, found = self.progress, self.validator.validate(self.run_state.average)
         if found is None:
             return None
@@ -379,7 +376,7 @@ class Trainer:
                 with open(self.path / "samples.jsonl", "a", encoding="utf-8") as file:
                     file.write(json.dumps({"step": step, "text": text}) + "\n")
         except OSError as wrong:
-            self.say(f"the sample of step {step} is not kept: {wrong.strerror}")
+            self.say(f"the sample of step {step} cannot be written: {wrong.strerror}")
 
     @contextlib.contextmanager
     def _signals(self) -> Generator[None]:

@@ -1,4 +1,4 @@
-"""Validation between two steps: held-out loss, probes, samples. Leaves the weights and random numbers of training unchanged."""
+"""Validation between two steps: held-out loss, probes, samples. Leaves the weights and random state of training unchanged."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Validator:
             self.model.train()
 
     def validate(self, average: dict[str, Tensor]) -> dict[str, Any] | None:
-        """Loss on the held-out text, gates and surprise by layer, contribution of the memory; None without held-out text."""
+        """Held-out loss, gates and surprise by layer, contribution of the memory; None without held-out text."""
         try:
             return self._validate(average)
         except NotFiniteError:
@@ -70,7 +70,7 @@ class Validator:
         return found
 
     def _average_loss(self, average: dict[str, Tensor]) -> float:
-        """Validation loss of the averaged weights, which replace the live ones meanwhile."""
+        """Held-out loss of the averaged weights, which temporarily replace the live ones."""
         named = dict(self.model.named_parameters())
         live = {name: p.detach().clone() for name, p in named.items()}
         _copy(average, named)
@@ -81,9 +81,9 @@ class Validator:
             _copy(live, named)
 
     def probe(self) -> dict[str, float] | None:
-        """Accuracy on a needle in a haystack of held-out text; None without any."""
+        """Accuracy on a needle in a haystack of held-out text; None without held-out text."""
         first = next(iter(self.data.validation), None)
-        haystack = self.spread.world.tell(None if first is None else first["input_ids"].flatten())
+        haystack = self.spread.world.broadcast(None if first is None else first["input_ids"].flatten())
         if haystack is None:
             return None
         with self.evaluating():

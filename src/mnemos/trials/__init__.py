@@ -4,6 +4,6 @@ Used by `mnemos ablate` and by the experiments of the repository.
 """
 
 from .pool import run_all
-from .training import Course, train
+from .training import TrialConfig, train
 
-__all__ = ["Course", "run_all", "train"]
+__all__ = ["TrialConfig", "run_all", "train"]

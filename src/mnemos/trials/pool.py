@@ -44,7 +44,7 @@ def run_all(
             index, result = done.get()
             if result is None:
                 raise ValueError(
-                    "a worker process was killed, perhaps for want of memory; finished cells are kept: try fewer workers"
+                    "a worker process was killed, perhaps because memory ran out; finished cells are kept: try fewer workers"
                 )
             yield index, result
 

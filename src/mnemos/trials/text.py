@@ -24,7 +24,7 @@ def corpus(source: str) -> tuple[np.ndarray, np.ndarray]:
         data = "".join(documents(CHARACTERS)).encode()
     else:
         if not Path(source).is_file():
-            raise ValueError(f"the corpus {source} is not there; give its folder by --text")
+            raise ValueError(f"the corpus {source} does not exist; give its folder by --text")
         data = Path(source).read_bytes()
     whole = np.frombuffer(data, np.uint8).astype(np.int64)
     border = len(whole) * 19 // 20

@@ -106,7 +106,7 @@ def test_a_key_is_none_of_the_options(seed):
 def test_an_answer_that_is_given_away_is_refused_in_any_case(leak):
     text = ESSAY + "We met in ROME." * (leak == "haystack")
     question = "Which town was it?" if leak == "haystack" else "Was it rome or Paris?"
-    with pytest.raises(ValueError, match=f"'Rome' stands in the {leak}"):
+    with pytest.raises(ValueError, match=f"'Rome' already occurs in the {leak}"):
         needle_of("The town is Rome.", question, "Rome", 300, 0.5, BYTES, Background(text, BYTES))
 
 
@@ -136,9 +136,9 @@ def test_the_background_repeats_and_is_never_made_longer_than_a_piece():
         (lambda: needle_of("A b.", "?", "c", 99, 0.5, BYTES, Background(ESSAY, BYTES)), "is not part of the needle"),
         (
             lambda: needle_of("It was late", "?", "late", 99, 0.5, BYTES, Background(ESSAY, BYTES)),
-            "stands in the haystack",
+            "occurs in the haystack",
         ),
-        (lambda: Background("", BYTES), "no sentence"),
+        (lambda: Background("", BYTES), "no usable sentence"),
         (lambda: Background.from_path("nowhere.txt", BYTES), "neither a file nor a folder"),
     ],
 )

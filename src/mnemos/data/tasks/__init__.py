@@ -1,6 +1,6 @@
 """Synthetic tasks: seeded generators for training and for evaluation, in numpy and plain Python.
 
-`mqar` and `mad` make token ids directly; `needle` and `babilong` hide sentences in any text, through any tokenizer.
+`mqar` and `mad` generate token ids; `needle` and `babilong` hide sentences in any text, with any tokenizer.
 """
 
 from ..tokenizer import ByteTokenizer
@@ -10,7 +10,7 @@ from .examples import IGNORED, Examples
 from .mad import MAD_TASKS, mad
 from .mqar import MQAR_PRESETS, mqar
 from .needle import NEEDLE_TASKS, Needle, needle, needle_of
-from .text import Tokenizer, encode
+from .text import TokenizerLike, encode
 
 __all__ = [
     "BABI_TASKS",
@@ -25,7 +25,7 @@ __all__ = [
     "Hidden",
     "Needle",
     "Story",
-    "Tokenizer",
+    "TokenizerLike",
     "encode",
     "hide",
     "mad",

@@ -1,12 +1,12 @@
-"""Questions about facts that lie scattered in a long text, as in BABILong (Kuratov et al., 2024), with stories of our own.
+"""Questions about facts scattered in a long text, as in BABILong (Kuratov et al., 2024), with generated stories.
 
 qa1  one fact: where is Mary?                       qa4  two-argument relations: what is north of the kitchen?
 qa2  two facts: where is the apple?                 qa5  three-argument relations: who gave the milk to Fred?
 qa3  three facts: where was the apple before the kitchen?
 
-The stories are small worlds in the manner of bAbI (Weston et al., 2015): people walk, take, drop and give. Each is simulated, so that
-its answer follows from its facts. Facts keep their order in the text that hides them, and nothing of it mentions who or what they
-are about. Any length: the text comes in pieces.
+The stories follow bAbI (Weston et al., 2015): people walk, take, drop and give things. Each story is simulated, so its answer follows
+from its facts. The facts keep their order in the background text, which mentions none of the people, places and things of the story.
+A text can have any length: it is generated in pieces.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .background import Background
 from .text import encode
 
 PLACES = ("bathroom", "bedroom", "garden", "hallway", "kitchen", "office")
-THINGS = ("apple", "football", "milk")
+CARRIED_THINGS = ("apple", "football", "milk")
 WALKERS = ("Daniel", "John", "Mary", "Sandra")
 GIVERS = ("Bill", "Fred", "Jeff", "Mary")
 WALKS = ("went to", "moved to", "journeyed to", "travelled to", "went back to")
@@ -32,12 +32,12 @@ TAKES = ("got", "took", "grabbed", "picked up")
 DROPS = ("dropped", "discarded", "left", "put down")
 GIVES = ("gave", "passed", "handed")
 OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
-NAMES = re.compile(rf"\b({'|'.join((*PLACES, *THINGS, *WALKERS, *GIVERS))})\b", re.IGNORECASE)
+NAME_PATTERN = re.compile(rf"\b({'|'.join((*PLACES, *CARRIED_THINGS, *WALKERS, *GIVERS))})\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Story:
-    """Facts in order, a question, its answer, and everything that the answer could be."""
+    """Facts in order, a question, its answer, and all possible answers."""
 
     task: str
     facts: tuple[str, ...]
@@ -47,7 +47,7 @@ class Story:
 
 
 def story(task: str, seed: int = 0) -> Story:
-    """A story of qa1 .. qa5.
+    """A random story of the task qa1 .. qa5.
 
     >>> story("qa1", seed=3).answer in PLACES
     True
@@ -57,24 +57,24 @@ def story(task: str, seed: int = 0) -> Story:
     rng = random.Random(f"{task}:{seed}")
     while True:
         made = BABI_TASKS[task](rng)
-        if made is not None:  # else nothing could be asked: the world is made anew
+        if made is not None:  # else the story has nothing to ask about: draw another
             return made
 
 
 def mentions_names(sentence: str) -> bool:
-    """Whether a sentence names a person, place or thing of the stories: such background would be a fact, or a hint."""
-    return NAMES.search(sentence) is not None
+    """Whether a sentence names a person, place or thing of the stories, and would act as a fact or a hint."""
+    return NAME_PATTERN.search(sentence) is not None
 
 
-class World:
-    """Who is where, who holds what, and where each thing has been, as facts are told one by one."""
+class StoryWorld:
+    """The state of a story: the place of each person, the holder of each thing, and the places where each thing has been."""
 
     def __init__(self, rng: random.Random, people: tuple[str, ...]):
         self.rng, self.people = rng, people
         self.facts: list[str] = []
         self.place: dict[str, str] = {}
-        self.holder: dict[str, str | None] = {}  # a thing that was never taken is not here
-        self.been: dict[str, list[str]] = {thing: [] for thing in THINGS}
+        self.holder: dict[str, str | None] = {}  # only things that were taken
+        self.been: dict[str, list[str]] = {thing: [] for thing in CARRIED_THINGS}
 
     def walk(self) -> None:
         who = self.rng.choice(self.people)
@@ -86,11 +86,11 @@ class World:
                 self.been[thing].append(where)
 
     def take(self) -> None:
-        """Someone takes a thing from where they are: one never taken, or one dropped there."""
+        """A person takes a thing from their place: one that was never taken, or one dropped there."""
         able = [
             (who, thing)
             for who, where in self.place.items()
-            for thing in THINGS
+            for thing in CARRIED_THINGS
             if thing not in self.holder or (self.holder[thing] is None and self.been[thing][-1] == where)
         ]
         if not able:
@@ -115,14 +115,14 @@ class World:
 
 
 def _one_fact(rng: random.Random) -> Story | None:
-    world = World(rng, WALKERS)
+    world = StoryWorld(rng, WALKERS)
     world.steps(2 * rng.randint(1, 5), world.walk)
     who = rng.choice(sorted(world.place))
     return Story("qa1", tuple(world.facts), f"Where is {who}?", world.place[who], PLACES)
 
 
 def _two_facts(rng: random.Random) -> Story | None:
-    world = World(rng, WALKERS)
+    world = StoryWorld(rng, WALKERS)
     world.steps(rng.randint(4, 24), world.walk, world.walk, world.take, world.drop)
     known = sorted(world.holder)
     if not known:
@@ -132,13 +132,13 @@ def _two_facts(rng: random.Random) -> Story | None:
 
 
 def _three_facts(rng: random.Random) -> Story | None:
-    world = World(rng, WALKERS)
+    world = StoryWorld(rng, WALKERS)
     world.steps(rng.randint(6, 40), world.walk, world.walk, world.take, world.drop)
     asked = [
         (thing, been[i], been[i - 1])
         for thing, been in world.been.items()
         for i in range(1, len(been))
-        if been.count(been[i]) == 1  # a place it came to once only: "before" has one meaning
+        if been.count(been[i]) == 1  # a place visited once, so that "before" is unambiguous
     ]
     if not asked:
         return None
@@ -164,7 +164,7 @@ def _two_arguments(rng: random.Random) -> Story | None:
 
 
 def _three_arguments(rng: random.Random) -> Story | None:
-    world = World(rng, GIVERS)
+    world = StoryWorld(rng, GIVERS)
     given: list[tuple[str, str, str]] = []
 
     def give() -> None:
@@ -173,7 +173,7 @@ def _three_arguments(rng: random.Random) -> Story | None:
             return world.take()
         thing, who = rng.choice(held)
         other = rng.choice([p for p in GIVERS if p != who])
-        place = world.place.setdefault(other, world.place[who])  # one who was nowhere yet is where it is given
+        place = world.place.setdefault(other, world.place[who])  # a person without a place is where the thing is given
         if place != world.place[who]:
             return world.walk()
         world.holder[thing] = other
@@ -193,7 +193,7 @@ def _three_arguments(rng: random.Random) -> Story | None:
             (f"Who received the {thing}?", other),
         ]
     )
-    return Story("qa5", tuple(world.facts), question, answer, (*GIVERS, *THINGS))
+    return Story("qa5", tuple(world.facts), question, answer, (*GIVERS, *CARRIED_THINGS))
 
 
 BABI_TASKS: dict[str, Callable[[random.Random], Story | None]] = {
@@ -206,9 +206,9 @@ BABI_TASKS: dict[str, Callable[[random.Random], Story | None]] = {
 
 
 class Hidden:
-    """A story in a text of exactly `length` tokens, which `pieces` yields; `question` is what to read after it.
+    """A story in a text of exactly `length` tokens, which `pieces` yields; `question` follows the text.
 
-    places: in front of which token of the background each fact lies; facts: their ids.
+    places: background position in front of which each fact is inserted; facts: their ids.
     """
 
     def __init__(self, told: Story, length: int, background: Background | None, start: int, places, facts, question):
@@ -218,7 +218,7 @@ class Hidden:
         self.question: np.ndarray = question
 
     def pieces(self, block: int = 1 << 16) -> Iterator[np.ndarray]:
-        """The text's ids, in pieces of at most `block`: nothing as long as the text is ever made."""
+        """The ids of the text, in pieces of at most `block` tokens; the whole text is never in memory."""
         at = self.start
         for place, fact in zip(self.places, self.facts):
             if self.background is not None:
@@ -229,12 +229,12 @@ class Hidden:
             yield from self.background.take(at, self.start + self.length - sum(map(len, self.facts)), block)
 
     def ids(self) -> np.ndarray:
-        """The whole text as one array, for lengths where that is fine."""
+        """The whole text as one array; only for lengths that fit into memory."""
         return np.concatenate(list(self.pieces()))
 
 
 def hide(told: Story, length: int, tokenizer: Any, background: Background | None = None, seed: int = 0) -> Hidden:
-    """Scatter a story's facts over `length` tokens of background, in order, each in front of a sentence. length 0: the facts alone.
+    """Scatter a story's facts over `length` tokens of background, in order, each in front of a sentence. length 0: the facts only.
 
     >>> from mnemos.data.tasks import NOISE, Background, ByteTokenizer
     >>> sample = hide(story("qa1"), 5000, ByteTokenizer(), Background(NOISE, ByteTokenizer()))
@@ -247,9 +247,9 @@ def hide(told: Story, length: int, tokenizer: Any, background: Background | None
     if length == 0:
         return Hidden(told, needed, None, 0, [0] * len(facts), facts, question)
     if length < needed:
-        raise ValueError(f"length={length} cannot hold the {needed} tokens of the facts; 0 means the facts alone")
+        raise ValueError(f"length={length} cannot hold the {needed} tokens of the facts; 0 means the facts only")
     if background is None:
-        raise ValueError(f"length={length} needs a background text; 0 means the facts alone")
+        raise ValueError(f"length={length} needs a background text; 0 means the facts only")
     rng = np.random.default_rng(seed)
     start, stop = background.stretch(length - needed, rng)
     places = [background.place(int(p), start) for p in np.sort(rng.integers(start, stop + 1, len(facts)))]

@@ -1,23 +1,23 @@
 """The six tasks of MAD (Poli et al., 2024, "Mechanistic Design and Scaling of Hybrid Architectures"), with its settings.
 
-in-context-recall        pairs k v, keys come back; asked: the value of each key that was shown before
+in-context-recall        pairs k v with repeated keys; the target is the value of each key that was shown before
 noisy-in-context-recall  the same, with pairs of noise ids in between
 fuzzy-in-context-recall  keys and values are motifs of several tokens
-selective-copying        tokens among blanks; after the copy token, say them in their order
-compression              say the whole row, given what is known after its last token only
+selective-copying        tokens among blanks; after the copy token, output the tokens in order
+compression              output the whole sequence from the hidden state after its last token
 memorization             a map from keys to values that is the same in every example
 
-Labels stand where their logits are, as in `Examples`. `training=True` asks the three recall tasks for every next token.
+Labels are at the positions of their logits, as in `Examples`. `training=True` makes every next token a target in the recall tasks.
 
-Layout, ids, sizes and draws are those of the published code (athms/mad-lab, `mad/data/instances.py`, at the settings of its `configs/tasks`),
-not its random numbers. What differs:
+Layout, ids, sizes and distributions are those of the published code (athms/mad-lab, `mad/data/instances.py`, with the settings of its
+`configs/tasks`), but not its random numbers. Differences:
 
-* its `multi_query` is always on, as in all its settings: no copy token, every key that comes back is asked, not the last alone;
-* noise is for recall only; its settings have it nowhere else;
-* a row of recall holds a pair that is no noise in any case, and a motif that is asked was shown in any case. There, the pair to be
-  kept can be one behind those drawn (an error where all of them are noise), and a short motif can be due only after the last place;
-* blanks of selective copying are drawn from the seed (there, from numpy's global generator);
-* odd lengths are refused by recall and memorization, as there by recall.
+* `multi_query` is always on, as in all published settings: no copy token, and every repeated key is scored, not only the last one;
+* only recall has noise, as in the published settings;
+* a recall row always has a pair that is not noise, and a motif that is scored was always shown. In the published code, the pair to be
+  kept can lie after all drawn pairs (an error if all of them are noise), and a short motif can be due after the last position;
+* blanks of selective copying are drawn from the seed (in the published code, from numpy's global generator);
+* recall and memorization raise an error for odd lengths, as recall does in the published code.
 
 Shapes: N examples, T length.
 """
@@ -33,12 +33,12 @@ import numpy as np
 from ...choices import unknown
 from .examples import IGNORED, Examples, fraction, whole
 
-Row = tuple[list[int], list[int]]
+TaskRow = tuple[list[int], list[int]]
 
 
 @dataclass(frozen=True)
 class MADTask:
-    """A task: its generator, the published baseline, the published changes (one at a time), and how many there are to train on."""
+    """A task: its generator, the published baseline, the published changes (one at a time), and the number of training examples."""
 
     name: str
     make: Callable[..., Examples]
@@ -48,7 +48,7 @@ class MADTask:
     test_examples: int = 1_280
 
     def settings(self) -> list[dict[str, Any]]:
-        """The baseline, and each change of it: the levels a MAD score is the mean over. `train_examples` is one more."""
+        """The baseline and each single change of it: a MAD score is the mean over these. `train_examples` is one more change."""
         return [self.baseline] + [self.baseline | {name: x} for name, values in self.changes.items() for x in values]
 
 
@@ -73,7 +73,7 @@ def recall(
     training: bool = False,
     seed: int = 0,
 ) -> Examples:
-    """In-context recall: (N, length - 1), for the last value is asked, not shown. Ids: keys, values, then noise."""
+    """In-context recall: (N, length - 1), because the last value is a target only. Ids: keys, values, then noise."""
     whole("num_examples", num_examples, 1)
     fraction("frac_noise", frac_noise)
     if whole("length", length, 4) % 2:
@@ -88,11 +88,11 @@ def recall(
     return _shifted(rows, training)
 
 
-def _recall_row(rng: np.random.Generator, usable: int, pairs: int, noise_vocab: int, frac_noise: float) -> Row:
+def _recall_row(rng: np.random.Generator, usable: int, pairs: int, noise_vocab: int, frac_noise: float) -> TaskRow:
     keys = usable // 2
     values: dict[int, int] = {}
     tokens, asked = [], []
-    surely = rng.integers(pairs - 1)  # a pair that is no noise, so that there is something to ask for
+    surely = rng.integers(pairs - 1)  # a pair that is not noise, so that at least one key is scored
     for i in range(pairs - 1):
         if i != surely and frac_noise and rng.random() < frac_noise:
             tokens += (usable + rng.integers(noise_vocab, size=2)).tolist()
@@ -116,8 +116,10 @@ def fuzzy_recall(
     training: bool = False,
     seed: int = 0,
 ) -> Examples:
-    """In-context recall of motifs: (N, length), padded in front with the last id. Keys have k_motif_size tokens (1 .. that many while
-    training), values 1 .. v_motif_size; no token comes twice within a motif."""
+    """In-context recall of motifs: (N, length), padded in front with the last id.
+
+    Keys have k_motif_size tokens (1 to k_motif_size if training), values 1 to v_motif_size. No token is repeated within a motif.
+    """
     whole("num_examples", num_examples, 1)
     K, V = whole("k_motif_size", k_motif_size, 1), whole("v_motif_size", v_motif_size, 1)
     usable = vocab_size - 1
@@ -134,7 +136,7 @@ def fuzzy_recall(
     return _shifted(rows, training)
 
 
-def _fuzzy_row(rng: np.random.Generator, usable: int, length: int, K: int, V: int, training: bool) -> Row:
+def _fuzzy_row(rng: np.random.Generator, usable: int, length: int, K: int, V: int, training: bool) -> TaskRow:
     def key() -> tuple[int, ...]:
         size = int(rng.integers(1, K + 1)) if training else K
         return tuple(rng.permutation(usable // 2)[:size].tolist())
@@ -145,7 +147,7 @@ def _fuzzy_row(rng: np.random.Generator, usable: int, length: int, K: int, V: in
     probe = key()
     values = {probe: value()}
     limit = length - len(probe) - len(values[probe]) - (K + V)
-    when = rng.integers(limit - (K + V) + 1)  # early enough for the probe to be shown in any case
+    when = rng.integers(limit - (K + V) + 1)  # early enough that the probe is always shown
     shown: set[tuple[int, ...]] = set()
     tokens, asked = [], []
     while len(tokens) < limit:
@@ -162,7 +164,7 @@ def _fuzzy_row(rng: np.random.Generator, usable: int, length: int, K: int, V: in
 def selective_copying(
     num_examples: int, vocab_size: int = 16, length: int = 256, num_tokens_to_copy: int = 16, seed: int = 0
 ) -> Examples:
-    """Tokens among blanks, the copy token, then a blank for each token asked: (N, length). Ids: tokens, blank, copy."""
+    """Tokens among blanks, the copy token, then a blank for each target: (N, length). Ids: tokens, blank, copy."""
     n = whole("num_tokens_to_copy", num_tokens_to_copy, 1)
     whole("num_examples", num_examples, 1), whole("vocab_size", vocab_size, 3)
     if length <= 2 * n + 1:
@@ -175,15 +177,15 @@ def selective_copying(
     inputs[:, front] = copy
     for row, ask in zip(inputs, labels):
         tokens = rng.integers(blank, size=n)
-        before = np.sort(rng.integers(n, size=front - n))  # blanks stand before these tokens, none behind the last
+        before = np.sort(rng.integers(n, size=front - n))  # blanks precede these tokens; none follows the last one
         row[np.arange(n) + np.searchsorted(before, np.arange(n), side="right")] = tokens
         ask[front + 1 :] = tokens
     return Examples(inputs, labels)
 
 
 def compression(num_examples: int, vocab_size: int = 16, length: int = 32, seed: int = 0) -> Examples:
-    """Random tokens and the compression token behind them: (N, length); the labels are the inputs, all to be said from what is
-    known after the last (`mnemos.eval.mad.Decoder`)."""
+    """Random tokens and the compression token: (N, length). The labels are the inputs, all predicted from the hidden state after the
+    last token (`mnemos.eval.mad.MADDecoder`)."""
     whole("num_examples", num_examples, 1), whole("vocab_size", vocab_size, 2), whole("length", length, 2)
     tokens = np.random.default_rng(seed).integers(vocab_size - 1, size=(num_examples, length))
     tokens[:, -1] = vocab_size - 1
@@ -193,7 +195,7 @@ def compression(num_examples: int, vocab_size: int = 16, length: int = 32, seed:
 def memorization(
     num_examples: int, vocab_size: int = 256, length: int = 32, map_seed: int = 12345, seed: int = 0
 ) -> Examples:
-    """Keys, each followed by the insert token, where its value is asked: (N, length). `map_seed` alone decides the map."""
+    """Keys, each followed by the insert token, where its value is the target: (N, length). `map_seed` alone determines the map."""
     whole("num_examples", num_examples, 1), whole("vocab_size", vocab_size, 3)
     if whole("length", length, 2) % 2:
         raise ValueError(f"length={length} must be even: it counts keys and insert tokens")
@@ -206,45 +208,45 @@ def memorization(
 
 
 def memorization_map(vocab_size: int, map_seed: int = 12345) -> np.ndarray:
-    """The value of each key 0 .. K-1: (K,), each value used at most once."""
+    """The value of each key 0 .. K-1: (K,); no value is used twice."""
     usable = vocab_size - 1
     return usable // 2 + np.random.default_rng(map_seed).permutation(usable - usable // 2)[: usable // 2]
 
 
-def _shifted(rows: list[Row], training: bool) -> Examples:
+def _shifted(rows: list[TaskRow], training: bool) -> Examples:
     tokens, asked = (np.array(part, dtype=np.int64) for part in zip(*rows))
     return Examples(tokens[:, :-1], (tokens if training else asked)[:, 1:])
 
 
-LENGTHS = {"length": [256, 512, 1024]}
-VOCABULARIES = {"vocab_size": [32, 64, 128]}
+LENGTH_SWEEP = {"length": [256, 512, 1024]}
+VOCABULARY_SWEEP = {"vocab_size": [32, 64, 128]}
 MAD_TASKS = {
     task.name: task
     for task in (
-        MADTask("in-context-recall", recall, {"vocab_size": 16, "length": 128}, VOCABULARIES | LENGTHS),
+        MADTask("in-context-recall", recall, {"vocab_size": 16, "length": 128}, VOCABULARY_SWEEP | LENGTH_SWEEP),
         MADTask(
             "noisy-in-context-recall",
             recall,
             {"vocab_size": 32, "noise_vocab_size": 16, "length": 128, "frac_noise": 0.2},
-            {"vocab_size": [48, 80, 144]} | LENGTHS | {"frac_noise": [0.4, 0.6, 0.8]},
+            {"vocab_size": [48, 80, 144]} | LENGTH_SWEEP | {"frac_noise": [0.4, 0.6, 0.8]},
         ),
         MADTask(
             "fuzzy-in-context-recall",
             fuzzy_recall,
             {"vocab_size": 16, "length": 128, "k_motif_size": 3, "v_motif_size": 3},
-            VOCABULARIES | LENGTHS,
+            VOCABULARY_SWEEP | LENGTH_SWEEP,
         ),
         MADTask(
             "selective-copying",
             selective_copying,
             {"vocab_size": 16, "length": 256, "num_tokens_to_copy": 16},
-            VOCABULARIES | {"length": [512, 1024], "num_tokens_to_copy": [32, 64, 96]},
+            VOCABULARY_SWEEP | {"length": [512, 1024], "num_tokens_to_copy": [32, 64, 96]},
         ),
         MADTask(
             "compression",
             compression,
             {"vocab_size": 16, "length": 32},
-            VOCABULARIES | {"length": [64, 128, 256]},
+            VOCABULARY_SWEEP | {"length": [64, 128, 256]},
         ),
         MADTask(
             "memorization",

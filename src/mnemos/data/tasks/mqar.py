@@ -1,12 +1,12 @@
 """Multi-query associative recall (MQAR), as Zoology (Arora, Eyuboglu et al., 2023) defines it.
 
-First all pairs, key value key value ...; then every key once more, at an even offset, and the answer asked there is its value:
+First all pairs, key value key value ...; then every key once more, at an even offset, where its value is the target:
 
     inputs   k1 v1 k2 v2 .  .  k2 .  k1 .
     labels   -  -  -  -  -  -  v2 -  v1 -
 
-The offset of a key's second occurrence follows a power law (`power` 0.01: mostly soon after the pairs; 1: anywhere alike).
-Keys are ids 1 .. V/2-1, values V/2 .. V-1; the places between hold random ids (`fill="random"`) or 0.
+The offset of a key's second occurrence follows a power law (`power` 0.01: mostly soon after the pairs; 1: uniform).
+Keys are ids 1 .. V/2-1, values V/2 .. V-1; the other positions hold random ids (`fill="random"`) or 0.
 
 Shapes: N examples, T length, P pairs, V vocabulary.
 """
@@ -17,7 +17,7 @@ import numpy as np
 
 from .examples import IGNORED, Examples, whole
 
-# (pairs, length, examples), vocabulary 8192. Figure 2 of Zoology; and what Based trains on and tests on.
+# (pairs, length, examples), vocabulary 8192: Figure 2 of Zoology, and the training and test sets of Based.
 MQAR_PRESETS: dict[str, list[tuple[int, int, int]]] = {
     "zoology-figure2-train": [(4, 64, 100_000), (8, 128, 100_000), (16, 256, 100_000), (64, 512, 100_000)],
     "zoology-figure2-test": [(4, 64, 3_000), (8, 128, 3_000), (16, 256, 3_000), (64, 512, 3_000)],
@@ -43,7 +43,7 @@ def mqar(
     fill: str = "random",
     seed: int = 0,
 ) -> Examples:
-    """Examples of MQAR: inputs and labels (N, T).
+    """Generate MQAR examples: inputs and labels (N, T).
 
     >>> mqar(3, length=16, num_kv_pairs=2, vocab_size=32).answers().tolist()
     [2, 2, 2]
@@ -73,14 +73,14 @@ def mqar(
 
 
 def _distinct(rng: np.random.Generator, low: int, high: int, rows: int, count: int) -> np.ndarray:
-    """`count` different ids of [low, high) in each row: (rows, count)."""
+    """`count` distinct ids of [low, high) in each row: (rows, count)."""
     return low + np.stack([rng.choice(high - low, count, replace=False) for _ in range(rows)])
 
 
 def _slots(rng: np.random.Generator, space: int, power: float, rows: int, count: int) -> np.ndarray:
-    """`count` different slots of [0, space), drawn one after the other with p(i) ~ (i+1)^(power-1): (rows, count).
+    """`count` distinct slots of [0, space), drawn without replacement with p(i) ~ (i+1)^(power-1): (rows, count).
 
-    The largest of log p + Gumbel noise are such draws, in their order.
+    Gumbel-top-k: the largest values of log p + Gumbel noise are these draws, in order.
     """
     log_p = (power - 1) * np.log(np.arange(1, space + 1))
     result = np.empty((rows, count), dtype=np.int64)

@@ -1,12 +1,12 @@
-"""A needle in a haystack: the single-needle tasks of RULER (Hsieh et al., 2024), and any sentence of one's own.
+"""Needle in a haystack: the single-needle tasks of RULER (Hsieh et al., 2024), and user-defined needles.
 
 passkey  a number in noise (S-NIAH-1, niah_single_1)
 number   a number in essays (S-NIAH-2, niah_single_2)
 uuid     a UUID in essays (S-NIAH-3, niah_single_3)
 word     a word in essays
 
-"Essays" is any text. A prompt has exactly `length` tokens, the words that ask for the answer included, the answer not.
-`depth` is where the needle lies, 0 in front of the haystack and 1 behind it, at the next beginning of a sentence.
+"Essays" is any text. A prompt has exactly `length` tokens, including the question but not the answer.
+`depth` is the position of the needle: 0 at the start of the haystack, 1 at its end, rounded up to the beginning of a sentence.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TAIL = (
 
 @dataclass(frozen=True)
 class NeedleTask:
-    """What is hidden (`kind`: number, uuid or word), and whether in noise or in a text."""
+    """A task. kind: the hidden value, number, uuid or word. noise: whether the haystack is noise or a text."""
 
     name: str
     kind: str
@@ -57,8 +57,8 @@ NEEDLE_TASKS = {
 
 @dataclass(frozen=True)
 class Needle:
-    """A prompt (`ids`), its answer, and the options to tell it from, the answer among them at `right`. `sentence` is what was hidden,
-    in front of the token at `position`."""
+    """A prompt (`ids`) and its answer. options: candidate answers; the answer is options[right]. sentence: the needle, which is in front
+    of the token at `position`."""
 
     ids: np.ndarray
     sentence: str
@@ -78,7 +78,7 @@ def needle(
     distractors: int = 9,
     seed: int = 0,
 ) -> Needle:
-    """A sample of one of RULER's single-needle tasks. All but `passkey` need a background.
+    """Generate a sample of one of RULER's single-needle tasks. All but `passkey` need a background.
 
     >>> from mnemos.data.tasks import ByteTokenizer
     >>> sample = needle("passkey", 1024, 0.5, ByteTokenizer())
@@ -98,7 +98,7 @@ def needle(
         if value not in values and value not in background.text:
             values.append(value)
     key = draw("word", rng)
-    while key in values:  # the question would say the answer
+    while key in values:  # else the question would contain the answer
         key = draw("word", rng)
     words = {"kind": known.kind, "key": key, "value": values[0]}
     anywhere = None if known.noise else np.random.default_rng(rng.getrandbits(32))
@@ -117,20 +117,19 @@ def needle_of(
     options: tuple[str, ...] = (),
     seed: int = 0,
 ) -> Needle:
-    """A sample with a needle, a question and an answer of one's own; `options` are wrong answers to tell it from (default: nine of
-    the same form)."""
+    """A sample with a user-defined needle, question and answer. options: wrong answers (default: nine of the same form)."""
     if answer.lower() not in sentence.lower():
         raise ValueError(f"the answer {answer!r} is not part of the needle {sentence!r}")
-    for name, text in (("haystack", background.text), ("question", question)):  # scores do not tell cases apart
+    for name, text in (("haystack", background.text), ("question", question)):  # scores ignore case
         if answer.lower() in text.lower():
-            raise ValueError(f"the answer {answer!r} stands in the {name} by itself; choose a needle that does not")
+            raise ValueError(f"the answer {answer!r} already occurs in the {name}; choose another needle")
     rng = random.Random(f"own:{seed}")
     values = [answer, *(options or similar(answer, 9, rng))]
     return _assemble("", f"{sentence} ", f"\n{question}", values, length, depth, tokenizer, background, None, rng)
 
 
 def draw(kind: str, rng: random.Random) -> str:
-    """A number of seven digits, a word "adjective-noun", or a UUID."""
+    """A random number of seven digits, a word "adjective-noun", or a UUID."""
     if kind == "number":
         return str(rng.randint(10**6, 10**7 - 1))
     if kind == "uuid":
@@ -139,7 +138,7 @@ def draw(kind: str, rng: random.Random) -> str:
 
 
 def similar(answer: str, count: int, rng: random.Random) -> list[str]:
-    """Wrong answers: other digits where there are digits, other words of the list where there are none."""
+    """Wrong answers of the same form: with other digits, or with other words if the answer has no digits."""
     found: list[str] = []
     while len(found) < count:
         if any(c.isdigit() for c in answer):
@@ -154,9 +153,9 @@ def similar(answer: str, count: int, rng: random.Random) -> list[str]:
 
 
 def _assemble(head, sentence, tail, values, length, depth, tokenizer, background, anywhere, rng) -> Needle:
-    """A haystack, the needle in it, head and tail around: exactly `length` tokens. values[0] is the answer."""
+    """Build a prompt of exactly `length` tokens: head, haystack with the needle, tail. values[0] is the answer."""
     if not 0 <= depth <= 1:
-        raise ValueError(f"depth={depth!r} must lie between 0, the haystack's start, and 1, its end")
+        raise ValueError(f"depth={depth!r} must lie between 0, the start of the haystack, and 1, its end")
     first, hidden, last = (np.asarray(encode(tokenizer, part), dtype=np.int64) for part in (head, sentence, tail))
     straw = length - len(first) - len(hidden) - len(last)
     if straw < 0:

@@ -1,4 +1,4 @@
-"""The little that a task asks of a tokenizer."""
+"""The tokenizer interface of the tasks, and splitting text into sentences."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 
 @runtime_checkable
-class Tokenizer(Protocol):
-    """What a tokenizer has: those of `mnemos.data` and of transformers do."""
+class TokenizerLike(Protocol):
+    """The interface of a tokenizer, which those of `mnemos.data` and of transformers implement."""
 
     eos_token_id: int | None
 
@@ -26,7 +26,7 @@ class Tokenizer(Protocol):
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
-    """The ids of a text in the middle of others: transformers' tokenizers are kept from adding their special tokens.
+    """The ids of a text without special tokens, for use in the middle of other text.
 
     >>> from mnemos.data import ByteTokenizer
     >>> encode(ByteTokenizer(), "ab")
@@ -39,7 +39,7 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """Raise a ValueError for anything that cannot encode and decode, a tokenizer's name for instance.
+    """Raise a ValueError for an object that cannot encode and decode, such as the name of a tokenizer.
 
     >>> check_tokenizer("bytes")
     Traceback (most recent call last):

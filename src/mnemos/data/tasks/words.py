@@ -1,4 +1,4 @@
-"""Plain words to make names of: "adjective-noun", some thirteen thousand of them."""
+"""Words for random names "adjective-noun", about thirteen thousand combinations."""
 
 _ADJECTIVES = """
 able amber ancient bitter blue bold brave brisk broad calm clever cold copper crisp curious damp dark deep distant dry

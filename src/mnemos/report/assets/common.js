@@ -22,7 +22,7 @@ function unpack(packed) {
   return packed;
 }
 
-// Row i along the first axis; the mean over heads (row 0) where there is no such row.
+// Row i along the first axis; the mean over heads (row 0) if there is no row i.
 function row(packed, i) {
   const whole = unpack(packed);
   if (!whole) return null;

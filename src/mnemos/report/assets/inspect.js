@@ -1,4 +1,4 @@
-// The inspector: one text, one or two models, coloured by what their memories did.
+// The inspector: one text, one or two models, coloured by a value of their memories.
 const PANELS = DATA.panels;
 const QUANTITIES = [
   ["surprise", "Surprise", "The inner loss of a token, by the weights its chunk began with, before the token is written."],
@@ -7,12 +7,12 @@ const QUANTITIES = [
   ["lr", "Learning rate", "The inner learning rate (lr): how strongly a token is written."],
   ["retain", "Retain", "What the memory keeps of itself at this token. 1 forgets nothing."],
   ["momentum", "Momentum", "What the surprise accumulator keeps of itself at this token. 0 where the memory has none."],
-  ["gate", "Window gate", "The weight of a token inside the window of a write. 1 where the memory has no such gate."],
+  ["gate", "Window gate", "The weight of a token inside the window of a write. 1 if the memory has no gate."],
   ["route", "Routing", "How far the gate lets the memory in, mean over its heads: 0 is attention alone, 1 is all of the memory."],
-  ["share", "Memory's share", "The norm of what the memory adds to the block, as a share of the norms of both parts. The other part is attention."],
-  ["loss", "Loss", "Nats of a token given all before it: what the whole model finds surprising."],
-  ["writing", "Help of writing", "Loss with memories frozen at their learned start, minus loss as it is. Orange: writing at test time helped here; blue: it hurt."],
-  ["memory", "Help of memory", "Loss with silent memories (their output is 0), minus loss as it is. Orange: the memory helped here; blue: it hurt."],
+  ["share", "Memory's share", "The norm of the memory's output, as a fraction of the norms of both parts. The other part is attention."],
+  ["loss", "Loss", "Loss of the whole model for a token given all previous ones, in nats."],
+  ["writing", "Help of writing", "Loss with memories frozen at their initial weights minus loss. Orange: writing at test time helped here; blue: it hurt."],
+  ["memory", "Help of memory", "Loss with memory off (output 0) minus loss. Orange: the memory helped here; blue: it hurt."],
 ];
 const SIGNED = new Set(["writing", "memory"]);
 const WHOLE_MODEL = new Set(["loss", "writing", "memory"]);
@@ -99,7 +99,7 @@ const label = (name) => QUANTITIES.find(([key]) => key === name)[1];
 function paint() {
   PANELS.forEach((panel, i) => {
     const view = views[i], x = shown(i), r = range(i);
-    view.message.textContent = x ? "" : panel.layers[state.layer] ? `Layer ${state.layer} (${panel.layers[state.layer].kind}) has no such number.` : `This model has no layer ${state.layer}.`;
+    view.message.textContent = x ? "" : panel.layers[state.layer] ? `Layer ${state.layer} (${panel.layers[state.layer].kind}) has no such value.` : `This model has no layer ${state.layer}.`;
     view.spans.forEach((span, k) => {
       const u = x ? level(x[k], r) : 0;
       span.style.setProperty("--u", Math.abs(u).toFixed(3));
@@ -320,13 +320,13 @@ function controls(heads) {
 const tiles = el("div", { class: "tiles" });
 PANELS.forEach((panel, i) => {
   const from = PANELS.length > 1 ? `${letter(i)}: ` : "";
-  tiles.append(tile(`${from}tokens`, fmt(panel.tokens.length)), tile(`${from}perplexity`, fixed(panel.perplexity["as it is"])));
+  tiles.append(tile(`${from}tokens`, fmt(panel.tokens.length)), tile(`${from}perplexity`, fixed(panel.perplexity["learning"])));
   if (panel.perplexity.frozen !== undefined) tiles.append(tile(`${from}with frozen memories`, fixed(panel.perplexity.frozen)));
-  if (panel.perplexity.silent !== undefined) tiles.append(tile(`${from}with silent memories`, fixed(panel.perplexity.silent)));
+  if (panel.perplexity.off !== undefined) tiles.append(tile(`${from}with memory off`, fixed(panel.perplexity.off)));
 });
 const anyMuon = PANELS.some((p) => p.layers.some((l) => l.rule === "muon"));
-const READS = "A read of the memory's first map is what is left of its start, minus a sum over earlier tokens i of w·dᵢ, with dᵢ the error of token i (docs/theory.md, section 4). The weight is w = C·(φ(q)·φ(k)): C says how much of the token's write is left (lr, momentum, retain, window), φ(q)·φ(k) how well the query fits its key. Shown are the earlier tokens with the largest |w|; for the mean over heads, the mean of |w|.";
-const MUON = " With rule muon a write goes through Newton–Schulz, which is no sum over tokens: C is then the lr of each commit times the token's part in it, with parts that sum to 1. It says what went into the memory, not what came out.";
+const READS = "A read of the memory's first map is what remains of its initial weights, minus a sum over earlier tokens i of w·dᵢ, with dᵢ the error of token i (docs/theory.md, section 4). The weight is w = C·(φ(q)·φ(k)): C is the remaining part of the token's write (lr, momentum, retain, window), φ(q)·φ(k) the match of query and key. Shown are the earlier tokens with the largest |w|; for the mean over heads, the mean of |w|.";
+const MUON = " With rule muon a write goes through Newton–Schulz, which is not a sum over tokens: C is then the lr of each commit times the token's part in it, with parts that sum to 1. This weighs the inputs of Newton–Schulz, not its output.";
 
 PAGE.append(
   el("header", {}, el("h1", {}, PANELS.map((p) => p.name).join(" and ")), el("p", { class: "soft" }, "What the memory did with a text, token by token."), tiles, ...PANELS.flatMap((p) => p.notes).filter((n, i, all) => all.indexOf(n) === i).map((n) => el("p", { class: "soft" }, n))),
