@@ -14,8 +14,8 @@ from helpers import assert_close, needs_kernel
 from mnemos.backends.cpu import token
 from mnemos.memory import Gates, NeuralMemory
 from mnemos.models import MnemosForCausalLM, presets
-from mnemos.models.blocks import GateMixer
-from mnemos.models.gate import Gate
+from mnemos.models.gate import ConvexGate
+from mnemos.models.memory_mixers import MAGMixer
 from mnemos.nn import SwiGLU
 from mnemos.nn.linear import Linear
 from mnemos.nn.norm import RMSNorm
@@ -50,8 +50,8 @@ def decode(model, ids, change=None, kernels=True, inplace=True, at=5) -> torch.T
 
 FAMILY = {
     "lmm": ("titans-lmm", {}),
-    "lmm, residual": ("titans-lmm", {"memory_skip": True}),
-    "lmm, start not read": ("titans-lmm", {"memory_skip": True, "memory_read_start": False}),
+    "lmm, residual": ("titans-lmm", {"memory_residual": True}),
+    "lmm, start not read": ("titans-lmm", {"memory_residual": True, "memory_w0_branch": False}),
     "mag": ("titans-mag", {}),
     "mag, additive": ("titans-mag", {"gate_mode": "additive"}),
     "mag, product": ("titans-mag", {"gate_mode": "product"}),
@@ -92,7 +92,7 @@ def test_a_hook_on_any_part_of_a_block_is_heard_in_decoding(name):
     assert heard > 6
 
 
-class OtherGate(Gate):
+class OtherGate(ConvexGate):
     """A mode that no kernel knows, with a linear map as the known ones have."""
 
     def forward(self, y, m, x):
@@ -104,7 +104,7 @@ class OtherNorm(RMSNorm):
         return x / (1 + x.abs().amax(-1, keepdim=True))
 
 
-class OtherMixer(GateMixer):
+class OtherMixer(MAGMixer):
     def forward(self, x, *rest):
         y, state = super().forward(x, *rest)
         return y + x.flip(-1), state

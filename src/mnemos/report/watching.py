@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from ..memory import MemoryState, NeuralMemory
 from ..memory.trace import Trace
 from ..models import MnemosForCausalLM
-from ..models.blocks import LayerMixer
-from ..models.gate import Gate
+from ..models.gate import TokenGate
+from ..models.memory_mixers import MALMixer
 from .attention_map import Resemblance, Writes, resemblance
 from .spectrum import Spectrum, look, over_time
 
@@ -139,9 +139,9 @@ def watch(model: MnemosForCausalLM, ids: Tensor) -> tuple[Tensor, list[Layer]]:
         for layer, block in zip(layers, model.model.layers):
             mixer = block.mixer
             memory, gate = getattr(mixer, "memory", None), getattr(mixer, "gate", None)
-            if isinstance(mixer, LayerMixer):  # before the memory's own hook, which calls the memory again
+            if isinstance(mixer, MALMixer):  # before the memory's own hook, which calls the memory again
                 stack.enter_context(_sharing(layer, mixer, P))
-            if isinstance(gate, Gate):
+            if isinstance(gate, TokenGate):  # others have no value per token
                 stack.enter_context(_hooked(gate, _routing(layer, P)))
             if isinstance(memory, NeuralMemory):
                 chunk = memory.spec.chunk_size
@@ -163,23 +163,18 @@ def _hooked(module: nn.Module, hook) -> Generator[None]:
 
 
 def _routing(layer: Layer, persistent: int):
-    def hook(gate: Gate, args: tuple, output: Tensor) -> None:
+    def hook(gate: TokenGate, args: tuple, output: Tensor) -> None:
         y, m, x = (part[0, persistent:].float() for part in args)
-        if gate.linear is None:  # "product" and "sigmoid" have no number that says how much
-            return
         g = gate.opening(gate.linear(args[2]))[0, persistent:].float()  # T heads
-        wide = g.repeat_interleave(x.shape[-1] // gate.heads, -1)
-        layer.values["route"] = (1 - g if gate.mode == "convex" else g).cpu()
-        if gate.mode == "convex":
-            layer.values["share"] = _share((1 - wide) * m, wide * y)
-        else:
-            layer.values["share"] = _share(wide * m, y)
+        layer.values["route"] = gate.weights(g)[1].cpu()
+        attention, memory = gate.weights(g.repeat_interleave(x.shape[-1] // gate.heads, -1))  # T D
+        layer.values["share"] = _share(memory * m, attention * y)
 
     return hook
 
 
 @contextlib.contextmanager
-def _sharing(layer: Layer, mixer: LayerMixer, persistent: int) -> Generator[None]:
+def _sharing(layer: Layer, mixer: MALMixer, persistent: int) -> Generator[None]:
     """`mal` adds both to the stream: their norms say who speaks."""
     parts: dict[str, Tensor] = {}
 
