@@ -1,7 +1,8 @@
-"""One token at a time through compiled blocks: what `MnemosForCausalLM.compile_decoding` puts in the place of the loop over them.
+"""Decoding of one token by compiled blocks, for `MnemosForCausalLM.compile_decoding`.
 
-A compiled function is a function of tensors; Python numbers it depends on are compiled in. So the one such number of a memory's
-state, its place inside a chunk, is replaced by a stand-in before the call and restored after it: few graphs serve all places.
+A compiled function takes tensors; a Python number that it depends on becomes a constant of the graph. The only such number in the state
+of a memory is its offset in the chunk. It is replaced before the call by one of few offsets that give the same result, and restored after
+it, so that few graphs serve all offsets.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from ..memory import MemoryState
 States = list[dict[str, Any]]
 
 
-class Decoder:
-    """x (B, 1, D) and the states of all layers -> x after the last layer, and the states after it. Keeps no state itself."""
+class CompiledDecoder:
+    """x (B, 1, D) and the states of all layers -> x after the last layer, and the new states. It keeps no state itself."""
 
     def __init__(self, layers: nn.ModuleList, **options):
         def run(x: Tensor, states: States) -> tuple[Tensor, States]:
@@ -32,27 +33,28 @@ class Decoder:
         self.run: Callable[[Tensor, States], tuple[Tensor, States]] = torch.compile(run, dynamic=False, **options)
 
     def __call__(self, x: Tensor, states: States) -> tuple[Tensor, States]:
-        new_x, new = self.run(x, [{name: _enter(s) for name, s in layer.items()} for layer in states])
+        new_x, new = self.run(x, [{name: _for_graph(s) for name, s in layer.items()} for layer in states])
         pairs = [zip(before.items(), after.values()) for before, after in zip(states, new)]
-        return new_x, [{name: _leave(old, s) for (name, old), s in layer} for layer in pairs]
+        return new_x, [{name: _from_graph(old, s) for (name, old), s in layer} for layer in pairs]
 
 
-def _enter(state):
-    """The state as the graphs know it: at a stand-in for its place, and with an anchor of its own."""
+def _for_graph(state):
+    """The state at an equivalent offset in the chunk, with an anchor that is no alias of its weights."""
     if not isinstance(state, MemoryState):
         return state
     state = dataclasses.replace(state, own=False)  # a graph writes into no memory
-    if not _moved(state):
+    if not _is_moved(state):
         return state
     spec, following = state.spec, state.chunk_offset + 1
     commits = spec.update_rule.commits and following % spec.commit == 0
-    place = following if following == spec.chunk_size else spec.commit if commits else 1
+    offset = following if following == spec.chunk_size else spec.commit if commits else 1
     anchor = [a.clone() if a is w else a for a, w in zip(state.anchor, state.weights)]
-    return dataclasses.replace(state, chunk_offset=place - 1, anchor=anchor)
+    return dataclasses.replace(state, chunk_offset=offset - 1, anchor=anchor)
 
 
-def _leave(old, state):
-    if not isinstance(state, MemoryState) or not _moved(old):
+def _from_graph(old, state):
+    """The new state at the offset that follows that of the old one."""
+    if not isinstance(state, MemoryState) or not _is_moved(old):
         return state
     chunk_offset = (old.chunk_offset + 1) % state.spec.chunk_size
     return dataclasses.replace(
@@ -60,7 +62,6 @@ def _leave(old, state):
     )
 
 
-def _moved(state: MemoryState) -> bool:
-    """Whether a state has a place to be replaced. What grows (features "exp") keeps it: its place says which of its pairs are of the
-    current chunk."""
+def _is_moved(state: MemoryState) -> bool:
+    """Whether the offset is replaced. A memory with a growing list of keys keeps it: it separates the pairs of the current chunk."""
     return state.chunk_offset is not None and state.spec.chunk_size > 1 and not state.spec.is_kv_cache
