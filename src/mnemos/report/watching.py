@@ -103,7 +103,7 @@ class _Watch:
     def fill(self, layer: Layer, persistent: int) -> None:
         """Put what was seen into `layer`, without the persistent tokens."""
         spec, features = self.memory.spec, self.memory.features
-        layer.rule, layer.commit = spec.rule, spec.commit if spec.rule == "muon" else 0
+        layer.rule, layer.commit = spec.rule, spec.commit if spec.update_rule.commits else 0
         whole = {name: torch.cat([getattr(t, name)[0] for t in self.traces]).float().cpu() for name in GATES}
         layer.values |= {name: x[persistent:] for name, x in whole.items()}
         lag = None if self.lags[0] is None else torch.cat(self.lags)
