@@ -26,6 +26,8 @@ from mnemos.memory.features import FEATURES
 from mnemos.memory.losses import LOSSES
 from mnemos.memory.networks import STRUCTURES
 from mnemos.memory.rules import RULES
+from mnemos.models.gate import GATES
+from mnemos.models.mixer import BLOCKS
 from mnemos.train.telemetry import TRACKERS
 
 ROOT = Path(__file__).parent.parent
@@ -38,6 +40,7 @@ RUN_BY_ANOTHER_TEST = {"data.md"}  # tests/data/test_data_page.py
 def registries():
     """Examples register parts; every test begins with those of the package."""
     changed: tuple[dict, ...] = (cli.COMMANDS, SUITES, READERS, TRACKERS, FEATURES, LOSSES, STRUCTURES, RULES)
+    changed += (BLOCKS, GATES)
     before = [(registry, dict(registry)) for registry in changed]
     yield
     for registry, content in before:

@@ -15,7 +15,7 @@ import mnemos
 from helpers import assert_close
 from mnemos.data.modules import import_named
 from mnemos.memory import Gates, MemorySpec, NeuralMemory, make_features, reference_scan, scan, step
-from mnemos.models import MnemosForCausalLM, presets
+from mnemos.models import MnemosCache, MnemosForCausalLM, presets
 
 SRC = str(Path(mnemos.__file__).parents[1])
 MAIN = "import sys; from mnemos.cli import main; sys.exit(main())"  # what the `mnemos` script holds
@@ -68,12 +68,72 @@ class Lines:
 """
 PARTS = """
 import json
+from dataclasses import dataclass
 import torch
-from torch import nn
+from torch import Tensor, nn
 from mnemos.cli import register_command
 from mnemos.memory import (
-    CommittedRule, FeatureMap, InnerLoss, Structure, register_features, register_loss, register_rule, register_structure
+    CommittedRule, FeatureMap, InnerLoss, NeuralMemory, Structure,
+    register_features, register_loss, register_rule, register_structure
 )
+from mnemos.models import Gate, Mixer, register_block, register_gate
+from mnemos.models.cache_forms import CacheForm, attention_form, memory_form
+from mnemos.nn import Attention, RowCache
+from mnemos.nn.conv import CausalConv1d
+
+@dataclass
+class Tail(RowCache):
+    inputs: Tensor
+
+@register_block
+class Convolution(Mixer):
+    name, description = "convolution", "a causal convolution"
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.conv, self.out = CausalConv1d(config.hidden_size, 4), nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, x, state, mask, persistent, use_cache):
+        seen, tail = (0, None) if state is None else (state["tail"].position, state["tail"].inputs)
+        y, tail = self.conv(x, tail, mask)
+        count = torch.full(x.shape[:1], x.shape[1]) if mask is None else mask.sum(1)
+        return self.out(y), {"tail": Tail(seen + count, tail)} if use_cache else None
+
+    @classmethod
+    def cache_forms(cls, config):
+        shapes = lambda rows, longest: {"inputs": (rows, 3, config.hidden_size)}
+        return {"tail": CacheForm(Tail, shapes, counts_persistent=True)}
+
+@register_block
+class Difference(Mixer):
+    name, description = "difference", "sliding-window attention minus memory"
+    has_memory, has_attention, without_memory = True, True, "convolution"
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.attention = Attention(window=config.attention_window, **config.attention_options)
+        self.memory = NeuralMemory(config.memory_config)
+
+    def forward(self, x, state, mask, persistent, use_cache):
+        y, attention = self.attention(x, state and state["attention"], mask, persistent, use_cache)
+        m, memory = self.memory(x, state and state["memory"], mask)
+        return y - m, {"attention": attention, "memory": memory} if use_cache else None
+
+    @classmethod
+    def cache_forms(cls, config):
+        return {"attention": attention_form(config, config.attention_window), "memory": memory_form()}
+
+@register_gate
+class Softmax(Gate):
+    name, description = "softmax", "weights from a softmax per token"
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.linear = nn.Linear(config.hidden_size, 2)
+
+    def forward(self, y, m, x):
+        attention, memory = self.linear(x).softmax(-1).split(1, -1)
+        return attention * y + memory * m
 
 @register_loss
 class LogCosh(InnerLoss):
@@ -136,6 +196,27 @@ CHOICES = {
         "features": "waves",
     },
 }
+MODELS = {name: {f"memory_{key}": value for key, value in choices.items()} for name, choices in CHOICES.items()} | {
+    "block": {"layers": ["convolution", "swa"], "num_hidden_layers": 2},
+    "block with memory": {"layers": ["difference", "mac", "convolution"], "num_hidden_layers": 3},
+    "block in place of memory": {"layers": ["difference", "mag"], "num_hidden_layers": 2, "memory_layers": [1]},
+    "gate": {"gate_mode": "softmax"},
+    "block and gate": {"layers": ["mag", "difference"], "num_hidden_layers": 2, "gate_mode": "softmax"},
+}
+BLOCK = """
+from mnemos.models import Mixer, register_block
+
+@register_block
+class Other(Mixer):
+    name = "other"
+"""
+GATE = """
+from mnemos.models import Gate, register_gate
+
+@register_gate
+class Other(Gate):
+    name = "other"
+"""
 EXACT = 1e-10
 TRAIN = ("--recipe", "debug", "--steps", "2", "--watch.no-display", "--watch.log-every", "1", "--name", "a")
 
@@ -180,10 +261,13 @@ def library(tmp_path_factory):
     from mnemos.memory.losses import LOSSES
     from mnemos.memory.networks import STRUCTURES
     from mnemos.memory.rules import RULES
+    from mnemos.models.gate import GATES
+    from mnemos.models.mixer import BLOCKS
 
     folder = tmp_path_factory.mktemp("library")
     (folder / "my_parts.py").write_text(PARTS)
-    before: list[tuple[dict, dict]] = [(x, dict(x)) for x in (COMMANDS, FEATURES, LOSSES, STRUCTURES, RULES)]
+    registries: tuple[dict, ...] = (COMMANDS, FEATURES, LOSSES, STRUCTURES, RULES, BLOCKS, GATES)
+    before = [(registry, dict(registry)) for registry in registries]
     import_named(str(folder / "my_parts.py"))
     yield folder
     del sys.modules["my_parts"]
@@ -194,13 +278,13 @@ def library(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(library, tmp_path_factory):
-    """A model for each of CHOICES, trained for three steps and saved: its folder, and its logits of seven tokens."""
+    """A model for each of MODELS, trained for three steps and saved: its folder, and its logits of seven tokens."""
     found = {}
-    for name, choices in CHOICES.items():
+    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "attention_window": 8}
+    size |= {"segment_length": 8, "memory_chunk_size": 4, "memory_heads": 2}
+    for name, choices in MODELS.items():
         torch.manual_seed(0)
-        memory = {f"memory_{key}": value for key, value in ({"chunk_size": 4, "heads": 2} | choices).items()}
-        size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "attention_window": 8}
-        model = MnemosForCausalLM(presets.config("titans-mag", **size, **memory))
+        model = MnemosForCausalLM(presets.config("titans-mag", **size | choices))
         optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
         tokens, losses = torch.arange(23).repeat(2, 1), []
         for _ in range(3):
@@ -344,6 +428,14 @@ def test_an_unknown_tracker_is_refused_when_a_config_is_read(tmp_path):
         (READER.replace('".shout"', '".md"'), "reader 'shout': files that end in .md are those of reader 'text'"),
         (READER.replace('".shout"', '"shout"'), "reader 'shout': suffix 'shout' must be in lower case"),
         (TRACKER.replace('"lines"', '"wandb"'), "tracker 'wandb' is registered already: choose another name"),
+        (BLOCK.replace('"other"', '"mag"'), "block 'mag' is registered already: choose another name"),
+        (
+            BLOCK.replace('name = "other"', "pass"),
+            "<class 'parts.Other'> cannot be registered: a block is a subclass of",
+        ),
+        (BLOCK + "    has_memory = True", "block 'other' has a memory: set without_memory to the block in its place"),
+        (GATE.replace('"other"', '"convex"'), "gate 'convex' is registered already: choose another name"),
+        (GATE.replace("(Gate)", ""), "<class 'parts.Other'> cannot be registered: a gate is a subclass of Gate with"),
         ("import nosuchmodule", "./parts.py needs nosuchmodule, which is not installed"),
         ("def f(:", "./parts.py is not Python: invalid syntax"),
     ],
@@ -449,12 +541,57 @@ def test_a_layer_with_parts_of_ones_own_decodes_as_it_reads(library, name):
     assert_close(torch.cat(rest, 1), whole, EXACT)
 
 
-@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize("name", MODELS)
 def test_a_model_with_parts_of_ones_own_generates_with_a_cache(trained, name):
     model = trained[name][0]
     prompt = torch.arange(7)[None]
     cached, anew = (model.generate(prompt, max_new_tokens=12, do_sample=False, use_cache=on) for on in (True, False))
     assert cached.shape == (1, 19) and torch.equal(cached, anew)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_with_parts_of_ones_own_reads_rows_of_any_length_in_a_batch(trained, name):
+    """Prompts padded on the left, then token by token with the cache: each row as in one forward of it alone."""
+    model = MnemosForCausalLM.from_pretrained(trained[name][1]).double()
+    lengths, T, new = (3, 11, 7), 11, 13
+    ids = torch.randint(0, 256, (3, T + new), generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(T) >= T - torch.tensor(lengths).unsqueeze(1)
+    with torch.no_grad():
+        output = model(ids[:, :T], attention_mask=mask.long(), use_cache=True)
+        found = [output.logits[:, -1:]]
+        for t in range(T, T + new):
+            output = model(ids[:, t : t + 1], past_key_values=output.past_key_values, use_cache=True)
+            found.append(output.logits)
+        for row, length in enumerate(lengths):
+            alone = model(ids[row : row + 1, T - length :], use_cache=False).logits
+            assert_close(torch.cat(found, 1)[row], alone[0, length - 1 :], 1e-9)
+
+
+@pytest.mark.parametrize("name", ["block", "block with memory", "gate"])
+@torch.no_grad()
+def test_a_cache_of_parts_of_ones_own_is_saved_and_opened_again(trained, name, tmp_path):
+    model = trained[name][0]
+    cache = model.state(torch.arange(20).view(2, 10))
+    cache.save(tmp_path / "cache")
+    opened = MnemosCache.load(tmp_path / "cache", model.config)
+    new = torch.tensor([[5], [6]])
+    assert torch.equal(model(new, past_key_values=opened).logits, model(new, past_key_values=cache).logits)
+    assert opened.fork(2).batch == 4 and not opened.is_kv_cache
+
+
+@torch.no_grad()
+def test_a_cache_that_could_not_be_opened_again_is_not_saved(trained, tmp_path, monkeypatch):
+    from mnemos.models.mixer import BLOCKS
+
+    monkeypatch.delattr(BLOCKS["convolution"], "cache_forms")
+    with pytest.raises(ValueError, match="block 'convolution' has no cache_forms, so its caches cannot be saved"):
+        trained["block"][0].state(torch.arange(5)[None]).save(tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_layer_left_out_of_memory_layers_becomes_the_block_that_its_class_names(trained):
+    config = trained["block in place of memory"][0].config
+    assert config.blocks == ["convolution", "mag"] and config.has_memory
 
 
 def test_models_with_parts_of_ones_own_open_in_a_new_process_with_import(mnemos_in, library, trained):
@@ -468,12 +605,16 @@ def test_models_with_parts_of_ones_own_open_in_a_new_process_with_import(mnemos_
         assert json.loads(Path(folder, "config.json").read_text())["requires_modules"] == ["my_parts"]
 
 
-def test_a_model_that_needs_a_module_names_it(mnemos_in, library, trained):
+@pytest.mark.parametrize(
+    ("name", "choice"),
+    [("structure", "structure='highway'"), ("block", "layers='convolution'"), ("gate", "gate_mode='softmax'")],
+)
+def test_a_model_that_needs_a_module_names_it(mnemos_in, library, trained, name, choice):
     """And imports nothing by itself, although Python would find the module."""
-    folder = str(trained["structure"][1])
+    folder = str(trained[name][1])
     done = mnemos_in("generate", folder, "--max-tokens", "2", path=library)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-    assert "structure='highway' is not registered" in done.stderr
+    assert f"{choice} is not registered" in done.stderr
     assert "use --import my_parts, or in Python: import my_parts" in done.stderr
     done = mnemos_in("generate", folder, "--max-tokens", "2", "--import", "my_parts", path=library)
     assert done.returncode == 0, done.stderr

@@ -14,8 +14,9 @@ from helpers import assert_close, needs_kernel
 from mnemos.backends.cpu import token
 from mnemos.memory import Gates, NeuralMemory
 from mnemos.models import MnemosForCausalLM, presets
-from mnemos.models.blocks import GateMixer
-from mnemos.models.gate import Gate
+from mnemos.models.gate import GATES, ConvexGate, Gate, TokenGate, register_gate
+from mnemos.models.memory_mixers import MAGMixer
+from mnemos.models.mixer import BLOCKS, Mixer, register_block
 from mnemos.nn import SwiGLU
 from mnemos.nn.linear import Linear
 from mnemos.nn.norm import RMSNorm
@@ -92,7 +93,7 @@ def test_a_hook_on_any_part_of_a_block_is_heard_in_decoding(name):
     assert heard > 6
 
 
-class OtherGate(Gate):
+class OtherGate(ConvexGate):
     """A mode that no kernel knows, with a linear map as the known ones have."""
 
     def forward(self, y, m, x):
@@ -104,7 +105,7 @@ class OtherNorm(RMSNorm):
         return x / (1 + x.abs().amax(-1, keepdim=True))
 
 
-class OtherMixer(GateMixer):
+class OtherMixer(MAGMixer):
     def forward(self, x, *rest):
         y, state = super().forward(x, *rest)
         return y + x.flip(-1), state
@@ -125,14 +126,95 @@ class OtherFeed(SwiGLU):
         ("feedforward", OtherFeed),
     ],
 )
-def test_a_part_that_kernels_do_not_know_is_computed_by_torch(place, other):
+@pytest.mark.parametrize("module", [__name__, "mnemos.models.others"])
+def test_a_part_that_kernels_do_not_know_is_computed_by_torch(place, other, module):
+    """Also if its class is defined inside the package."""
     ids, model = torch.randint(0, 64, (2, 8)), small("titans-mag")
     known = decode(model, ids)
+    other = type(other.__name__, (other,), {"__module__": module})
     for block in model.model.layers:
         block.get_submodule(place).__class__ = other
     right = model(ids).logits
     assert_close(decode(model, ids), right, 1e-9)
     assert not torch.allclose(right, known)
+
+
+@pytest.fixture
+def registries():
+    before = [(registry, dict(registry)) for registry in (BLOCKS, GATES)]
+    yield
+    for registry, content in before:
+        registry.clear()
+        registry.update(content)
+
+
+def doubled_mag(norm: type[RMSNorm]) -> type[Mixer]:
+    """A block with the parts of `mag`, which it adds with factors of their own, behind a norm of its own."""
+
+    class Doubled(MAGMixer):
+        name, description = "other_mag", "2 attention + memory"
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.norm = norm(config.hidden_size)
+
+        def forward(self, x, state, mask, persistent, use_cache):
+            y, attention = self.attention(x, state and state["attention"], mask, persistent, use_cache)
+            m, memory = self.memory(x, state and state["memory"], mask)
+            return self.norm(2 * y + m), {"attention": attention, "memory": memory} if use_cache else None
+
+    return Doubled
+
+
+class LinearGate(Gate):
+    """Nothing but a linear map of the name that kernels read."""
+
+    name = "other_linear"
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.linear = Linear(config.hidden_size, config.num_attention_heads, bias=False)
+        self.offset = nn.Parameter(torch.zeros(config.num_attention_heads))
+
+    def forward(self, y, m, x):
+        return y - m * self.linear(x).mean(-1, keepdim=True).tanh()
+
+
+class SquaredGate(TokenGate):
+    name = "other_squared"
+
+    def opening(self, mapped):
+        return super().opening(mapped).square()
+
+
+class SteepGate(ConvexGate):
+    name = "other_steep"
+
+    def weights(self, g):
+        return g.square(), 1 - g.square()
+
+
+@pytest.mark.parametrize("module", [__name__, "mnemos.models.others"])
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"gate_mode": "other_linear"},
+        {"gate_mode": "other_squared"},
+        {"gate_mode": "other_steep"},
+        {"layers": "other_mag"},
+        {"layers": ["other_mag", "mag"], "gate_mode": "other_linear"},
+    ],
+    ids=str,
+)
+def test_a_newly_registered_gate_block_or_norm_decodes_as_one_forward_reads(choices, module, registries):
+    for gate in (LinearGate, SquaredGate, SteepGate):
+        register_gate(type(gate.__name__, (gate,), {"__module__": module}))
+    other = doubled_mag(type("Norm", (OtherNorm,), {"__module__": module}))
+    register_block(type("Mixer", (other,), {"__module__": module}))
+    ids, model = torch.randint(0, 64, (2, 8)), small("titans-mag", **choices)
+    right = model(ids).logits
+    assert_close(decode(model, ids), right, 1e-9)
+    assert not torch.allclose(right, small("titans-mag")(ids).logits)
 
 
 class Halved(torch.nn.Module):

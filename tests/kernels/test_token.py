@@ -13,7 +13,7 @@ from helpers import assert_close, needs_kernel
 from mnemos.backends.cpu import build, token
 from mnemos.memory import Gates, MemorySpec, MemoryState, NeuralMemory, step
 from mnemos.models import MnemosCache, MnemosForCausalLM, presets
-from mnemos.models.gate import Gate
+from mnemos.models.gate import TokenGate, make_gate
 from mnemos.nn import Attention, SwiGLU
 from mnemos.nn.linear import Linear
 from mnemos.nn.norm import l2_normalize, rms_norm
@@ -218,8 +218,8 @@ def test_small_maps_and_norms_are_those_of_torch(dtype, tolerance):
     gate, up = F.linear(x, feed.gate_up.weight).chunk(2, -1)
     assert_close(feed(x), F.linear(F.silu(gate) * up, feed.down.weight), tolerance)
     for mode in ("convex", "additive"):
-        join = Gate(presets.config("titans-mag", size="nano", gate_mode=mode)).to(dtype)
-        assert join.linear is not None
+        join = make_gate(presets.config("titans-mag", size="nano", gate_mode=mode)).to(dtype)
+        assert isinstance(join, TokenGate)
         join.linear.weight.normal_()
         x, y, m = torch.randn(3, 2, 1, join.linear.in_features, dtype=dtype)
         with torch.enable_grad():

@@ -11,7 +11,8 @@ import torch
 from zoo import HAS_MEMORY, NAMES, make, small_config, tokens
 
 from mnemos.models import MnemosConfig, MnemosForCausalLM, presets
-from mnemos.models.config import BLOCKS, GATE_MODES
+from mnemos.models.gate import GATES, make_gate
+from mnemos.models.mixer import BLOCKS
 
 NAMED = [
     "titans-lmm",
@@ -96,7 +97,7 @@ def test_an_ablation_leaves_no_dead_parameter(what):
         assert model.num_parameters() < full.num_parameters()
 
 
-@pytest.mark.parametrize("gate", GATE_MODES)
+@pytest.mark.parametrize("gate", GATES)
 def test_every_gate_has_only_parameters_it_uses(gate):
     model, ids = make("titans-mag", gate_mode=gate).train(), tokens(2, 30)
     model(ids, labels=ids).loss.backward()
@@ -104,9 +105,7 @@ def test_every_gate_has_only_parameters_it_uses(gate):
 
 
 def test_the_sigmoid_gate_only_attenuates_attention():
-    from mnemos.models.gate import Gate
-
-    gate = Gate(small_config("titans-mag", gate_mode="sigmoid"))
+    gate = make_gate(small_config("titans-mag", gate_mode="sigmoid"))
     y, m, x = torch.randn(3, 2, 5, 32)
     assert (gate(y, 10 * m, x).abs() <= y.abs()).all()
 

@@ -73,7 +73,7 @@ def test_reads_put_together_from_all_tokens_are_what_a_hebbian_memory_reads(toke
 def test_routing_says_how_far_the_gate_lets_the_memory_in(mode, tokenizer):
     model = small_model("titans-mag", gate_mode=mode)
     gate = model.model.layers[0].mixer.gate
-    torch.nn.init.constant_(gate.offset, 3.0 - gate.start)
+    torch.nn.init.constant_(gate.offset, 3.0 - gate.initial_logit)
     seen = inspect(model, tokenizer, TEXT, 60)
     opened = torch.sigmoid(torch.tensor(3.0))
     route = seen.layers[0].values["route"]

@@ -14,7 +14,7 @@ from mnemos.memory import NeuralMemory
 from mnemos.memory.features import FeatureMap
 from mnemos.memory.gating import Gating
 from mnemos.models import MnemosForCausalLM, presets
-from mnemos.models.gate import Gate
+from mnemos.models.gate import TokenGate
 from mnemos.nn import QKProjection
 from mnemos.train.hooks import set_chunk_size
 
@@ -112,9 +112,9 @@ def assert_initial(model: nn.Module) -> int:
             for name, value in expected_gates(module).items():
                 found = getattr(gates, name).float()
                 torch.testing.assert_close(found.flatten(), value.flatten(), rtol=1e-4, atol=1e-6, msg=name)
-        elif isinstance(module, Gate) and module.linear is not None:
+        elif isinstance(module, TokenGate):
             opened = module.opening(torch.zeros(1, 1, module.heads)).detach()
-            init = torch.full_like(opened, 1 / (1 + math.exp(-module.start)))
+            init = torch.full_like(opened, 1 / (1 + math.exp(-module.initial_logit)))
             torch.testing.assert_close(opened, init)
         elif isinstance(module, QKProjection) and module.decay is not None:
             kept = module._log_decay(module.qk.weight).exp().detach()

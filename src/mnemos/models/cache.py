@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..memory import MemoryState
 from ..memory.files import one_line, read_tensors, write_tensors
 from ..memory.state_validation import MAX_POSITION
-from ..nn import QKCache
-from .cache_io import forms, from_tensors, to_tensors
+from .cache_forms import CacheForm
+from .cache_io import cache_forms, from_tensors, to_tensors
 from .config import MnemosConfig
+from .mixer import BLOCKS
 
 FORMAT = "mnemos.cache/1"
 DEFINING = (
@@ -63,7 +63,7 @@ class MnemosCache:
 
     @property
     def batch(self) -> int:
-        return next(iter(self.layers[0].values())).batch
+        return next(state.batch for layer in self.layers for state in layer.values())
 
     @property
     def nbytes(self) -> int:
@@ -73,7 +73,7 @@ class MnemosCache:
     @property
     def is_kv_cache(self) -> bool:
         """Whether the cache gets larger with every token (full attention, exp features) or has a fixed size."""
-        return "attention" in self.config.blocks or (
+        return any(BLOCKS[name].is_kv_cache for name in self.config.blocks) or (
             self.config.has_memory and self.config.memory_config.spec.is_kv_cache
         )
 
@@ -141,6 +141,7 @@ class MnemosCache:
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a safetensors file with the config in its header; whole or not at all."""
+        cache_forms(self.config)  # raises an error if the file could not be opened again
         tensors, states = {}, {}
         for i, layer in enumerate(self.layers):
             for name, state in layer.items():
@@ -163,7 +164,9 @@ class MnemosCache:
                 raise ValueError(f"it has no states of {str(depth)[:40]} layers")
             saved = MnemosConfig.from_dict(fields)
             saved.validate_choices()
-            expected = {f"{i}.{name}": form for i, layer in enumerate(forms(saved)) for name, form in layer.items()}
+            expected = {
+                f"{i}.{name}": form for i, layer in enumerate(cache_forms(saved)) for name, form in layer.items()
+            }
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as broken:
             raise ValueError(f"{path} has a broken header: {one_line(broken)}") from None
         if config is not None:
@@ -181,13 +184,13 @@ class MnemosCache:
             layer, name = place.split(".")
             layers[int(layer)][name] = from_tensors(path, saved, form, parts[place], about[place])
         cache = cls(saved, layers, length)
-        cache._check_rows(path)
+        cache._check_rows(path, list(expected.values()))
         return cache
 
-    def _check_rows(self, path) -> None:
-        """All layers are of the same rows, which stand at the same positions; a memory counts the persistent tokens too."""
+    def _check_rows(self, path, forms: list[CacheForm]) -> None:
+        """All layers have the same rows, which are at the same positions; some positions count the persistent tokens too."""
         states = [state for layer in self.layers for state in layer.values()]
-        before = [self.config.num_persistent_tokens if isinstance(s, (MemoryState, QKCache)) else 0 for s in states]
+        before = [self.config.num_persistent_tokens if form.counts_persistent else 0 for form in forms]
         first = states[0].position - before[0]
         if any(not torch.equal(s.position - count, first) for s, count in zip(states, before)) or int(first.min()) < 0:
             raise ValueError(f"{path} does not fit its own header: its layers stand at different positions")

@@ -14,20 +14,11 @@ from ..memory import NeuralMemoryConfig
 from ..memory.config import is_number
 from ..memory.spec import WIDEST
 from ..nn.qk_projection import check_choices
+from .gate import GATES
 from .keywords import refuse_unknown
+from .mixer import BLOCKS
 from .required import check_required, required_modules
 
-BLOCKS = {
-    "lmm": "memory alone",
-    "mag": "sliding-window attention and memory side by side, joined by a gate",
-    "mal": "memory, then sliding-window attention",
-    "mac": "attention within a segment and over what the memory retrieves for it",
-    "qk": "sliding-window attention and a Q-K projection side by side, joined by a gate",
-    "swa": "sliding-window attention",
-    "attention": "full causal attention",
-}
-MEMORY_BLOCKS = ("lmm", "mag", "mal", "mac", "qk")
-GATE_MODES = ("product", "sigmoid", "convex", "additive")
 LIMITS = {"vocab_size": 2**31 - 1, "num_hidden_layers": 2**12}  # others: WIDEST; sizes come from files too
 MAX_LABELS = 1024
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -114,8 +105,8 @@ class MnemosConfig(PreTrainedConfig):
             (key for key in kwargs if key not in TRANSFORMERS_KEYWORDS),
             (*FIELDS, *MEMORY_KEYWORDS, "requires_modules"),
         )
-        check_required(kwargs.pop("requires_modules", []), memory)
         self.memory = memory
+        check_required(kwargs.pop("requires_modules", []), memory, self.layers, self.gate_mode)
         self.qk_projection = dict(self.qk_projection or {})
         if isinstance(self.layers, tuple):
             self.layers = list(self.layers)
@@ -161,8 +152,8 @@ class MnemosConfig(PreTrainedConfig):
             raise ValueError(f"memory_layers={kept!r:.60} must be a list of layers, or None for all")
         if any(type(i) is not int or not 0 <= i < self.num_hidden_layers for i in kept or ()):
             raise ValueError(f"memory_layers={kept!r:.60} must lie in 0..{self.num_hidden_layers - 1}")
-        if self.gate_mode not in GATE_MODES:
-            raise ValueError(f"gate_mode={self.gate_mode!r:.60} is unknown; choose one of {', '.join(GATE_MODES)}")
+        if not isinstance(self.gate_mode, str) or self.gate_mode not in GATES:
+            raise ValueError(f"gate_mode={self.gate_mode!r:.60} is unknown; choose one of {', '.join(GATES)}")
         if not (is_number(self.gate_init) and 0 < self.gate_init < 1):
             raise ValueError(f"gate_init={self.gate_init!r:.60} must lie between 0 and 1, ends excluded")
         if not (is_number(self.dropout) and 0 <= self.dropout < 1):
@@ -182,13 +173,7 @@ class MnemosConfig(PreTrainedConfig):
         if unknown:
             raise ValueError(f"qk_projection has no choice {', '.join(unknown)}; there are {', '.join(QK_FIELDS)}")
         check_choices(**(self.qk_projection or {}))
-        blocks = self.blocks
-        if any(name != "lmm" for name in blocks):
-            self._check_attention()
-        if self.has_memory and self.memory_config.spec.is_kv_cache and "mac" in blocks:
-            raise ValueError(
-                "layers='mac' keeps a copy of its memory's weights, which features='exp' has none of; use lmm, mag or mal"
-            )
+        self._check_blocks()
 
     def _check_types(self) -> None:
         for name in ("qk_norm", "tie_word_embeddings", "use_cache"):
@@ -199,6 +184,19 @@ class MnemosConfig(PreTrainedConfig):
             for each in value if name == "eos_token_id" and isinstance(value, list | tuple) else [value]:
                 if each is not None and type(each) is not int:
                     raise ValueError(f"{name}={value!r:.60} must be a token id, or None")
+
+    def _check_blocks(self) -> None:
+        blocks = [BLOCKS[name] for name in self.blocks]
+        if any(block.has_attention for block in blocks):
+            self._check_attention()
+        memory = self.memory_config if self.has_memory else None
+        for block in blocks:
+            if block.has_memory and not block.supports_kv_memory and memory is not None and memory.spec.is_kv_cache:
+                others = [name for name, other in BLOCKS.items() if other.has_memory and other.supports_kv_memory]
+                raise ValueError(
+                    f"layers={block.name!r} keeps a copy of its memory's weights, and features={memory.features!r} has none; "
+                    f"use one of {', '.join(others)}"
+                )
 
     def _check_attention(self) -> None:
         if self.head_dim is None and self.hidden_size % self.num_attention_heads:
@@ -220,16 +218,40 @@ class MnemosConfig(PreTrainedConfig):
         if self.memory_layers is None:
             return names
         kept = set(self.memory_layers)
-        return ["swa" if name in MEMORY_BLOCKS and i not in kept else name for i, name in enumerate(names)]
+        return [name if i in kept else BLOCKS[name].without_memory or name for i, name in enumerate(names)]
 
     @property
     def has_memory(self) -> bool:
         """Whether any layer has a `NeuralMemory`."""
-        return any(name in MEMORY_BLOCKS and name != "qk" for name in self.blocks)
+        return any(BLOCKS[name].has_memory for name in self.blocks)
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether any layer has attention and also a memory or a Q-K projection."""
+        blocks = [BLOCKS[name] for name in self.blocks]
+        return any(block.has_attention and block.without_memory is not None for block in blocks)
 
     @property
     def attention_head_dim(self) -> int:
         return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def key_value_shape(self) -> tuple[int, int]:
+        """Heads and head dim of the keys and values of attention."""
+        return self.num_key_value_heads or self.num_attention_heads, self.attention_head_dim
+
+    @property
+    def attention_options(self) -> dict[str, Any]:
+        """Keywords of every attention layer; its window, or the length of its segments, depends on the block."""
+        return {
+            "dim": self.hidden_size,
+            "heads": self.num_attention_heads,
+            "head_dim": self.head_dim,
+            "kv_heads": self.num_key_value_heads,
+            "qk_norm": self.qk_norm,
+            "rope_theta": self.rope_theta,
+            "eps": self.rms_norm_eps,
+        }
 
     @property
     def feedforward_size(self) -> int:
@@ -257,11 +279,11 @@ class MnemosConfig(PreTrainedConfig):
         """All fields, and transformers' own. Attributes that other tools set are left out: a file with them would not open.
 
         `use_cache` is a choice of a call, never of a checkpoint: transformers' Trainer sets it to False before it saves.
-        requires_modules: the modules that register parts of the memory, if any is not of the package.
+        requires_modules: the modules that register blocks, gates and parts of the memory, if any is not of the package.
         """
         known = {*FIELDS, *TRANSFORMERS_KEYWORDS}
         found = {name: value for name, value in super().to_dict().items() if name in known} | {"use_cache": True}
-        modules = required_modules(self.memory)
+        modules = required_modules(self.memory, self.layers, self.gate_mode)
         return found | ({"requires_modules": modules} if modules else {})
 
 

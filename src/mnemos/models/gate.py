@@ -1,11 +1,11 @@
-"""What the mixers share: the gate that joins attention and memory, and the choices of attention.
+"""Gates that join attention and memory, and their registry. A new one is a class with `forward` under `@register_gate`.
 
 Shapes: B batch, T time, D hidden size.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -13,82 +13,191 @@ from torch import Tensor, nn
 
 from ..dispatch import operation
 from ..memory.gating import logit
+from ..nn.block import GatedSum
 from ..nn.linear import Linear, linear
 from ..nn.modules import is_unmodified
 from ..nn.norm import RMSNorm
-from .config import MnemosConfig
+from .mixer import check_registration
 
-State = dict[str, Any]  # the states of one layer by name
+if TYPE_CHECKING:
+    from .config import MnemosConfig
 
 
 class Gate(nn.Module):
-    """Joins attention y and memory m (B, T, D): the gate modes of `MnemosConfig`; x is what both were made from.
+    """Base of all gates. Subclass it, set `name` (a value of `MnemosConfig.gate_mode`), and pass the class to `register_gate`.
 
-    The initial value `gate_init` is a constant of the config; `offset` is learned, and 0 at first.
+    >>> from mnemos.models import MnemosConfig, register_gate
+    >>> @register_gate
+    ... class Maximum(Gate):
+    ...     name, description = "doc_maximum", "the larger of both, channel by channel"
+    ...     def forward(self, y, m, x):
+    ...         return torch.maximum(y, m)
+    >>> gate = make_gate(MnemosConfig(gate_mode="doc_maximum"))
+    >>> gate(torch.zeros(1, 2, 128), torch.ones(1, 2, 128), torch.zeros(1, 2, 128)).mean()
+    tensor(1.)
     """
+
+    name: ClassVar[str]
+    description: ClassVar[str] = ""
 
     def __init__(self, config: MnemosConfig):
         super().__init__()
-        D, self.mode = config.hidden_size, config.gate_mode
-        self.start, self.heads = logit(config.gate_init), _gate_heads(config)
-        self.norms = (
-            nn.ModuleList(RMSNorm(D, config.rms_norm_eps) for _ in range(2)) if self.mode == "product" else None
-        )
-        scalar = self.mode in ("convex", "additive")
-        self.linear = Linear(D, self.heads, bias=False) if scalar else None
-        self.offset = nn.Parameter(torch.empty(self.heads)) if scalar else None
+
+    def forward(self, y: Tensor, m: Tensor, x: Tensor) -> Tensor:
+        """Attention y and memory m of the same inputs x, each (B, T, D) -> (B, T, D)."""
+        raise NotImplementedError
+
+    def gated_sum(self) -> GatedSum | None:
+        """The gate as a kernel may compute it; None: it is computed by `forward`.
+
+        A class that overrides this must return None for its subclasses, which may compute something else.
+        """
+        return None
+
+
+GATES: dict[str, type[Gate]] = {}
+Kind = TypeVar("Kind", bound=Gate)
+
+
+def register_gate(cls: type[Kind]) -> type[Kind]:
+    """Make a gate available under its `name`; usable as a decorator."""
+    check_registration("gate", cls, Gate, GATES)
+    GATES[cls.name] = cls
+    return cls
+
+
+def make_gate(config: MnemosConfig) -> Gate:
+    """The gate of a config's `gate_mode`.
+
+    >>> from mnemos.models import MnemosConfig
+    >>> make_gate(MnemosConfig(gate_mode="sigmoid"))
+    SigmoidGate()
+    """
+    return GATES[config.gate_mode](config)
+
+
+@register_gate
+class ProductGate(Gate):
+    """silu(norm(y) norm(m)), as in Titans."""
+
+    name = "product"
+    description = "silu(norm(y) norm(m))"
+
+    def __init__(self, config: MnemosConfig):
+        super().__init__(config)
+        self.norms = nn.ModuleList(RMSNorm(config.hidden_size, config.rms_norm_eps) for _ in range(2))
+
+    def forward(self, y: Tensor, m: Tensor, x: Tensor) -> Tensor:
+        return F.silu(self.norms[0](y) * self.norms[1](m))
+
+
+@register_gate
+class SigmoidGate(Gate):
+    """y sigmoid(m): can only attenuate attention."""
+
+    name = "sigmoid"
+    description = "y sigmoid(m)"
+
+    def forward(self, y: Tensor, m: Tensor, x: Tensor) -> Tensor:
+        return y * m.sigmoid()
+
+
+class TokenGate(Gate):
+    """Base of gates with one value g in [0, 1] per token and head: g = sigmoid(linear(x) + offset + initial_logit).
+
+    `initial_logit` is a constant, the logit of `config.gate_init`. `linear` and `offset` are learned and 0 at first.
+    A subclass may override `opening` and `weights`.
+    additive: whether attention keeps the weight 1, y + g m; else the weights sum to 1, g y + (1 - g) m.
+    """
+
+    additive: ClassVar[bool] = False
+
+    def __init__(self, config: MnemosConfig):
+        super().__init__(config)
+        self.initial_logit, self.heads = logit(config.gate_init), _gate_heads(config)
+        self.linear = Linear(config.hidden_size, self.heads, bias=False)
+        self.offset = nn.Parameter(torch.empty(self.heads))
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        if self.linear is not None and self.offset is not None:
-            nn.init.zeros_(self.linear.weight)
-            nn.init.zeros_(self.offset)
+        """Set the learned part to 0: every gate is then `gate_init`."""
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.offset)
 
     def forward(self, y: Tensor, m: Tensor, x: Tensor) -> Tensor:
-        if self.norms is not None:
-            return F.silu(self.norms[0](y) * self.norms[1](m))
-        if self.linear is None or self.offset is None:
-            return y * m.sigmoid()
-        additive = self.mode == "additive"
-        if is_unmodified(self.linear) and self.linear.weight.shape == (self.heads, x.shape[-1]):
-            return gated_sum(x, y, m, self.linear.weight, self.offset, self.start, additive)
-        return _joined(self.opening(self.linear(x)), y, m, additive)
+        known = self.gated_sum() is not None and is_unmodified(self.linear)
+        if known and self.linear.weight.shape == (self.heads, x.shape[-1]):
+            return gated_sum(x, y, m, self.linear.weight, self.offset, self.initial_logit, self.additive)
+        g = self.opening(self.linear(x)).repeat_interleave(y.shape[-1] // self.heads, dim=-1)  # B T D
+        attention, memory = self.weights(g)
+        return attention * y + memory * m
 
     def opening(self, mapped: Tensor) -> Tensor:
-        """What `linear` made of x (B, T, D) -> the gate's numbers, (B, T, heads) in [0, 1]."""
-        if self.offset is None or mapped.shape[-1] != self.heads:
+        """The output of `linear`, (B, T, heads) -> the gates g, (B, T, heads) in [0, 1]."""
+        if mapped.shape[-1] != self.heads:
             raise ValueError(f"the gate's linear map has {mapped.shape[-1]} outputs, but {self.heads} are expected")
-        return _opening(mapped, self.offset, self.start)
+        return _opening(mapped, self.offset, self.initial_logit)
+
+    @classmethod
+    def weights(cls, g: Tensor) -> tuple[Tensor, Tensor]:
+        """Gates g -> the weights of attention and of memory, each of the shape of g.
+
+        >>> [weight.item() for weight in GATES["additive"].weights(torch.tensor(0.25))]
+        [1.0, 0.25]
+        """
+        return (torch.ones_like(g), g) if cls.additive else (g, 1 - g)
+
+
+@register_gate
+class ConvexGate(TokenGate):
+    """g y + (1 - g) m."""
+
+    name = "convex"
+    description = "g y + (1 - g) m, with g per token and head"
+    additive = False
+
+    def gated_sum(self) -> GatedSum | None:
+        return _gated_sum(self) if type(self) is ConvexGate else None
+
+
+@register_gate
+class AdditiveGate(TokenGate):
+    """y + g m."""
+
+    name = "additive"
+    description = "y + g m, with g per token and head"
+    additive = True
+
+    def gated_sum(self) -> GatedSum | None:
+        return _gated_sum(self) if type(self) is AdditiveGate else None
 
 
 @operation
-def gated_sum(x: Tensor, y: Tensor, m: Tensor, weight: Tensor, offset: Tensor, start: float, additive: bool) -> Tensor:
-    """g y + (1 - g) m, or y + g m if additive, with g = sigmoid(x weightᵀ + offset + start): x, y, m (B, T, D), weight (heads, D)."""
-    return _joined(_opening(linear(x, weight), offset, start), y, m, additive)
+def gated_sum(x: Tensor, y: Tensor, m: Tensor, weight: Tensor, offset: Tensor, logit: float, additive: bool) -> Tensor:
+    """g y + (1 - g) m, or y + g m if additive, with g = sigmoid(x weightᵀ + offset + logit).
 
-
-def _opening(mapped: Tensor, offset: Tensor, start: float) -> Tensor:
-    return (mapped + (offset + start).to(mapped.dtype)).sigmoid()
-
-
-def _joined(g: Tensor, y: Tensor, m: Tensor, additive: bool) -> Tensor:
-    """Gates g (B, T, heads), each for as many channels of y and m (B, T, D)."""
+    x, y, m (B, T, D), weight (heads, D), offset (heads,) -> (B, T, D).
+    """
+    g = _opening(linear(x, weight), offset, logit)  # B T heads
     g = g.repeat_interleave(y.shape[-1] // g.shape[-1], dim=-1)  # B T D
     return y + g * m if additive else g * y + (1 - g) * m
 
 
+def _opening(mapped: Tensor, offset: Tensor, logit: float) -> Tensor:
+    return (mapped + (offset + logit).to(mapped.dtype)).sigmoid()
+
+
+def _gated_sum(gate: TokenGate) -> GatedSum:
+    linear, offset = (
+        gate._modules["linear"],
+        gate._parameters["offset"],
+    )  # faster than attributes, at every decoded token
+    assert offset is not None
+    return GatedSum(gate, linear, offset, gate.initial_logit, gate.additive, gate.heads)
+
+
 def _gate_heads(config: MnemosConfig) -> int:
-    """As many gates as attention heads, where they divide the width; else one per channel."""
+    """The number of attention heads if it divides the hidden size; else one gate per channel."""
     heads = config.num_attention_heads
     return heads if config.hidden_size % heads == 0 else config.hidden_size
-
-
-def attention_choices(config: MnemosConfig) -> dict:
-    return {
-        "head_dim": config.head_dim,
-        "kv_heads": config.num_key_value_heads,
-        "qk_norm": config.qk_norm,
-        "rope_theta": config.rope_theta,
-        "eps": config.rms_norm_eps,
-    }

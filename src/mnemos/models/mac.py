@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -18,12 +19,16 @@ from torch import Tensor, nn
 from ..memory import MemoryState, NeuralMemory
 from ..memory import read as read_memory
 from ..nn import RowCache, SegmentAttention, SegmentCache
-from ..nn.attention_segment import Ahead
+from ..nn.attention_segment import PrecomputedSegment
 from ..nn.norm import RMSNorm, l2_normalize, rms_norm
-from .config import MnemosConfig
-from .gate import Gate, State, attention_choices
+from .cache_forms import CacheForm, memory_form
+from .gate import make_gate
+from .mixer import Mixer, State, register_block
 
-Part = tuple[Tensor, Tensor]  # what attention and memory made of some tokens, (B, T, D) each
+if TYPE_CHECKING:
+    from .config import MnemosConfig
+
+Part = tuple[Tensor, Tensor]  # outputs of attention and memory for some tokens, (B, T, D) each
 
 
 @dataclass
@@ -62,28 +67,51 @@ class Retrieval(nn.Module):
         return self.out(self.norm(read_memory(q, state, state.spec, features)).flatten(2))
 
 
-class ContextMixer(nn.Module):
-    """`mac`. A row's segments are counted in its own real tokens, so rows may stand at different places of theirs."""
+@register_block
+class MACMixer(Mixer):
+    """`mac`. The segments of a row count its own real tokens, so rows may be at different offsets of theirs."""
+
+    name = "mac"
+    description = "attention within a segment and over what the memory retrieves for it"
+    has_memory = True
+    has_attention = True
+    supports_kv_memory = False  # a segment reads a copy of the memory's weights
+    without_memory = "swa"
 
     def __init__(self, config: MnemosConfig):
-        super().__init__()
+        super().__init__(config)
         self.length = config.segment_length
         self.attention = SegmentAttention(
-            config.hidden_size,
-            config.num_attention_heads,
-            config.segment_length,
-            longterm=config.num_longterm_tokens,
-            **attention_choices(config),
+            segment_len=config.segment_length, longterm=config.num_longterm_tokens, **config.attention_options
         )
         self.memory = NeuralMemory(config.memory_config)
         self.retrieval = Retrieval(config, self.memory)
-        self.gate = Gate(config)
+        self.gate = make_gate(config)
+
+    @classmethod
+    def attention_span(cls, config: MnemosConfig) -> int | None:
+        return config.segment_length
+
+    @classmethod
+    def cache_forms(cls, config: MnemosConfig) -> dict[str, CacheForm]:
+        P, N, L = config.num_persistent_tokens, config.num_longterm_tokens, config.segment_length
+        slots, memory = (P + N + 2 * L, *config.key_value_shape), config.memory_config
+        numbers = memory.head_count * sum(math.prod(shape) for shape in memory.spec.shapes)
+        return {
+            "memory": memory_form(),
+            "attention": CacheForm(
+                SegmentCache,
+                lambda rows, _: {"key": (rows, *slots), "value": (rows, *slots)},
+                {"segment_len": L, "persistent": P, "longterm": N},
+            ),
+            "frozen": CacheForm(FrozenCache, lambda rows, _: {"weights": (rows, numbers)}),
+        }
 
     def forward(self, x: Tensor, state: State | None, mask: Tensor | None, persistent: int, use_cache: bool):
         now, parts = self._begin(x[:, :persistent], state)
         real, mask = x[:, persistent:], None if mask is None else mask[:, persistent:]
         offset = self._common_offset(now, mask)
-        parts += self._ragged(real, mask, now) if offset is None else self._aligned(real, offset, now)
+        parts += self._unaligned(real, mask, now) if offset is None else self._aligned(real, offset, now)
         y, m = (torch.cat(pieces, 1) if len(pieces) > 1 else pieces[0] for pieces in zip(*parts))
         return self.gate(y, m, x), now.state() if use_cache else None
 
@@ -114,16 +142,16 @@ class ContextMixer(nn.Module):
         T, L = x.shape[1], self.length
         first = min(T, L - offset)
         sizes = [first, *(min(L, T - start) for start in range(first, T, L))]
-        ahead = self.attention.look_ahead(x, offset, sizes) if T > 1 else [None]
+        precomputed = self.attention.precompute(x, offset, sizes) if T > 1 else [None]
         parts = []
-        for piece, q, known in zip(x.split(sizes, 1), self.retrieval.queries(x).split(sizes, 1), ahead):
+        for piece, q, known in zip(x.split(sizes, 1), self.retrieval.queries(x).split(sizes, 1), precomputed):
             if offset == 0:
                 now.freeze()
             parts.append(self._piece(piece, q, None, now, known))
             offset = 0
         return parts
 
-    def _ragged(self, x: Tensor, mask: Tensor | None, now: _Now) -> list[Part]:
+    def _unaligned(self, x: Tensor, mask: Tensor | None, now: _Now) -> list[Part]:
         """Piece k holds, of every row, the tokens of its k-th segment in this call."""
         B, T, L = x.shape[0], x.shape[1], self.length
         count = torch.full((B,), T, device=x.device) if mask is None else mask.sum(1)
@@ -143,7 +171,9 @@ class ContextMixer(nn.Module):
             y, m = (whole.index_put(target, part.to(x.dtype)) for whole, part in zip((y, m), made))
         return [(y[:, :T], m[:, :T])]
 
-    def _piece(self, x: Tensor, q: Tensor, mask: Tensor | None, now: _Now, ahead: Ahead | None = None) -> Part:
+    def _piece(
+        self, x: Tensor, q: Tensor, mask: Tensor | None, now: _Now, known: PrecomputedSegment | None = None
+    ) -> Part:
         """Tokens x (B, T, D) of one segment of every row, and what they ask (B, T, H, K): attention and memory of them."""
         assert now.frozen is not None
         frozen = dataclasses.replace(now.memory, weights=now.frozen, anchor=now.frozen)
@@ -154,7 +184,7 @@ class ContextMixer(nn.Module):
         retrieved = self.retrieval(retrieved, frozen, self.memory.features)
         if self.retrieval.longterm is not None:
             longterm, retrieved = retrieved.split([len(self.retrieval.longterm), x.shape[1]], 1)
-        y, now.attention = self.attention(x, retrieved, longterm, now.attention, mask, ahead=ahead)
+        y, now.attention = self.attention(x, retrieved, longterm, now.attention, mask, precomputed=known)
         m, now.memory = self.memory(y, now.memory, mask)
         return y, m
 

@@ -34,11 +34,11 @@ class SegmentCache(RowCache):
     inplace: bool = False
 
 
-class Ahead(NamedTuple):
-    """Of a piece of T tokens: its rotary table, and q (B, T, H, D), k and v (B, T, G, D)."""
+class PrecomputedSegment(NamedTuple):
+    """Rotary table, and q (B, T, H, D), k and v (B, T, G, D), of T tokens of one segment."""
 
     angles: Table
-    own: tuple[Tensor, Tensor, Tensor]
+    qkv: tuple[Tensor, Tensor, Tensor]
 
 
 class SegmentAttention(Heads):
@@ -90,7 +90,7 @@ class SegmentAttention(Heads):
         mask: Tensor | None = None,
         persistent: int = 0,
         use_cache: bool = True,
-        ahead: Ahead | None = None,
+        precomputed: PrecomputedSegment | None = None,
     ) -> tuple[Tensor, SegmentCache | None]:
         """x, retrieved (B, T, dim) after the tokens of `cache` -> y (B, T, dim) and the new cache (None without use_cache).
 
@@ -98,7 +98,7 @@ class SegmentAttention(Heads):
         mask: (B, T) bool, True on a prefix of each row. Tokens behind it change nothing; their y is finite and means nothing.
         persistent: without a cache, the first so many tokens of x are persistent: they see each other causally and
         are seen by all; what was retrieved for them is ignored.
-        ahead: this piece of what `look_ahead` gave for the whole sequence.
+        precomputed: the entry of these tokens in the list that `precompute` returned for the whole sequence.
         """
         self.check(x, mask, cache, SegmentCache)
         self._check_inputs(x, retrieved, longterm, cache, persistent)
@@ -115,18 +115,21 @@ class SegmentAttention(Heads):
         if x.shape[1]:
             if mask is not None:
                 x, retrieved = (z.masked_fill(~mask.unsqueeze(-1), 0.0) for z in (x, retrieved))
-            after, cache = self._continue(x, retrieved, longterm, cache, mask, ahead)
+            after, cache = self._continue(x, retrieved, longterm, cache, mask, precomputed)
             y = [*before, after]
         y = self.out((torch.cat(y, 1) if len(y) > 1 else y[0]).flatten(2))
         return y, cache if use_cache else None
 
-    def look_ahead(self, x: Tensor, offset: int, sizes: list[int]) -> list[Ahead]:
-        """Queries, keys and values of tokens x (B, T, dim), of which the first has index `offset` in its segment, in pieces of
-        these sizes: what does not wait for anything to be retrieved."""
+    def precompute(self, x: Tensor, offset: int, sizes: list[int]) -> list[PrecomputedSegment]:
+        """Queries, keys and values of tokens x (B, T, dim), in pieces of these sizes, one per segment.
+
+        offset: the index of the first token in its segment. None of this depends on the retrieved tokens, so it is computed for
+        all segments at once.
+        """
         index = (offset + torch.arange(x.shape[1], device=x.device)) % self.segment_len
         angles = self.angles(index.unsqueeze(0), x.dtype)
         pieces = (zip(*(y.split(sizes, 1) for y in group)) for group in (angles, self.project(x, angles)))
-        return [Ahead(*piece) for piece in zip(*pieces)]
+        return [PrecomputedSegment(*piece) for piece in zip(*pieces)]
 
     def _begin(self, x: Tensor) -> tuple[Tensor, SegmentCache]:
         """The persistent tokens (B, P, dim), P ≥ 0, and a cache that holds nothing else."""
@@ -140,7 +143,7 @@ class SegmentAttention(Heads):
         return y, SegmentCache(position, key, value, self.segment_len, P, self.longterm)
 
     def _continue(
-        self, x, retrieved, longterm, cache: SegmentCache, mask, ahead: Ahead | None
+        self, x, retrieved, longterm, cache: SegmentCache, mask, precomputed: PrecomputedSegment | None
     ) -> tuple[Tensor, SegmentCache]:
         """Tokens of one segment. Heads (B, T, H, D), before the output map, and the cache with these tokens in it."""
         T, L, fixed = x.shape[1], self.segment_len, cache.persistent + self.longterm
@@ -154,8 +157,8 @@ class SegmentAttention(Heads):
             q, k, v = self.project(torch.cat((x, retrieved), 1), self.angles(own, x.dtype))
             q, (k, rk), (v, rv) = q[:, :1], k.split(1, 1), v.split(1, 1)
         else:
-            angles = self.angles(own, x.dtype) if ahead is None else ahead.angles
-            q, k, v = self.project(x, angles) if ahead is None else ahead.own
+            angles = self.angles(own, x.dtype) if precomputed is None else precomputed.angles
+            q, k, v = self.project(x, angles) if precomputed is None else precomputed.qkv
             rk, rv = self.project_keys(retrieved, angles)
         lk, lv = (None, None) if longterm is None or not self.longterm else self.project_keys(longterm)
         sets = ((cache.key, lk, rk, k), (cache.value, lv, rv, v))

@@ -1,21 +1,41 @@
-"""The form of a residual block, as backends see it."""
+"""The form of a residual block that backends can compute as a whole."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
+
+
+class GatedSum(NamedTuple):
+    """A gate of attention y and memory m: g y + (1 - g) m, or y + g m if additive, with g = sigmoid(linear(x) + offset + logit).
+
+    module: the gate itself. linear: its map (heads, D). offset: (heads,). Each head gates D / heads channels.
+    """
+
+    module: nn.Module
+    linear: Any
+    offset: Tensor
+    logit: float
+    additive: bool
+    heads: int
+
+
+class MixerParts(NamedTuple):
+    """Parts of a mixer that is a memory, attention, both joined by a gate, or a memory m and then attention of between(x + m)."""
+
+    memory: Any = None
+    attention: Any = None
+    gate: GatedSum | None = None
+    between: Any = None
 
 
 class BlockParts(NamedTuple):
-    """Parts of x + mixer(norm(x)), then x + feedforward(norm(x)).
-
-    The mixer is a memory, attention, both joined by a gate, or memory and then attention of norm(x + memory) with the norm `between`.
-    """
+    """Parts of x + mixer(mixer_norm(x)), then x + feedforward(feedforward_norm(x)); the first four are those of the mixer."""
 
     memory: Any
     attention: Any
-    gate: Any
+    gate: GatedSum | None
     between: Any
     mixer_norm: Any
     feedforward_norm: Any

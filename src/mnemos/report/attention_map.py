@@ -60,7 +60,8 @@ def coefficients(writes: Writes, spec: MemorySpec) -> Iterator[Tensor]:
     """
     T, H = writes.lr.shape
     n, C = writes.lr.new_zeros(2, H, T)
-    muon, inside = spec.rule == "muon", spec.rule == "gd" or spec.lr_position == "inside"
+    commits = spec.commits
+    inside = not commits or spec.lr_position == "inside"
     for t in range(T):
         first = max(0, t - spec.window + 1)
         window = writes.gate[first : t + 1].mT  # H c
@@ -71,7 +72,7 @@ def coefficients(writes: Writes, spec: MemorySpec) -> Iterator[Tensor]:
         window = writes.lr[t, :, None] * window if inside else window
         n[:, first : t + 1] += window
         C = writes.retain[t, :, None] * C
-        if not muon:
+        if not commits:
             C = C + n
         elif (t + 1) % spec.commit == 0:
             parts = n

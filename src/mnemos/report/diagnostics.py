@@ -136,8 +136,10 @@ def _validation(known: Known) -> Iterator[Finding]:
 
 
 def _gates(known: Known) -> Iterator[Finding]:
+    from ..models.gate import GATES
+
     last = _last_layers(known)
-    to_memory = known.gate_mode == "additive"  # convex: 1 is attention alone
+    to_memory = getattr(GATES.get(known.gate_mode), "additive", False)  # else a gate of 1 is attention alone
     for layer, numbers in last.items():
         gate = numbers.get("gate")
         if not gate:

@@ -108,7 +108,7 @@ def inspect(
         if has_memory(model):
             with frozen_memory(model):
                 frozen = _loss(model(ids, use_cache=False).logits[0].float(), ids[0])
-        if {"mag", "mal", "mac", "qk"} & set(model.config.blocks):
+        if model.config.is_hybrid:
             with memory_off(model):
                 off = _loss(model(ids, use_cache=False).logits[0].float(), ids[0])
     finally:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from ..memory import MemoryState, NeuralMemory
 from ..memory.trace import Trace
 from ..models import MnemosForCausalLM
-from ..models.blocks import LayerMixer
-from ..models.gate import Gate
+from ..models.gate import TokenGate
+from ..models.memory_mixers import MALMixer
 from .attention_map import Resemblance, Writes, resemblance
 from .spectrum import Spectrum, look, over_time
 
@@ -103,7 +103,7 @@ class _Watch:
     def fill(self, layer: LayerTrace, persistent: int) -> None:
         """Write the record to `layer`, without the persistent tokens."""
         spec, features = self.memory.spec, self.memory.features
-        layer.rule, layer.commit = spec.rule, spec.commit if spec.rule == "muon" else 0
+        layer.rule, layer.commit = spec.rule, spec.commit if spec.commits else 0
         whole = {name: torch.cat([getattr(t, name)[0] for t in self.traces]).float().cpu() for name in GATE_SERIES}
         layer.values |= {name: x[persistent:] for name, x in whole.items()}
         lag = None if self.lags[0] is None else torch.cat(self.lags)
@@ -139,9 +139,9 @@ def watch(model: MnemosForCausalLM, ids: Tensor) -> tuple[Tensor, list[LayerTrac
         for layer, block in zip(layers, model.model.layers):
             mixer = block.mixer
             memory, gate = getattr(mixer, "memory", None), getattr(mixer, "gate", None)
-            if isinstance(mixer, LayerMixer):  # before the memory's own hook, which calls the memory again
+            if isinstance(mixer, MALMixer):  # before the memory's own hook, which calls the memory again
                 stack.enter_context(_sharing(layer, mixer, P))
-            if isinstance(gate, Gate):
+            if isinstance(gate, TokenGate):  # others have no value per token
                 stack.enter_context(_hooked(gate, _routing(layer, P)))
             if isinstance(memory, NeuralMemory):
                 chunk = memory.spec.chunk_size
@@ -163,23 +163,18 @@ def _hooked(module: nn.Module, hook) -> Generator[None]:
 
 
 def _routing(layer: LayerTrace, persistent: int):
-    def hook(gate: Gate, args: tuple, output: Tensor) -> None:
+    def hook(gate: TokenGate, args: tuple, output: Tensor) -> None:
         y, m, x = (part[0, persistent:].float() for part in args)
-        if gate.linear is None:  # "product" and "sigmoid" have no single weight of the memory
-            return
         g = gate.opening(gate.linear(args[2]))[0, persistent:].float()  # T heads
-        wide = g.repeat_interleave(x.shape[-1] // gate.heads, -1)
-        layer.values["route"] = (1 - g if gate.mode == "convex" else g).cpu()
-        if gate.mode == "convex":
-            layer.values["share"] = _share((1 - wide) * m, wide * y)
-        else:
-            layer.values["share"] = _share(wide * m, y)
+        layer.values["route"] = gate.weights(g)[1].cpu()
+        attention, memory = gate.weights(g.repeat_interleave(x.shape[-1] // gate.heads, -1))  # T D
+        layer.values["share"] = _share(memory * m, attention * y)
 
     return hook
 
 
 @contextlib.contextmanager
-def _sharing(layer: LayerTrace, mixer: LayerMixer, persistent: int) -> Generator[None]:
+def _sharing(layer: LayerTrace, mixer: MALMixer, persistent: int) -> Generator[None]:
     """For `mal`, which adds both parts to the residual stream: records the share of the memory by norms."""
     parts: dict[str, Tensor] = {}
 

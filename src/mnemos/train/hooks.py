@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..memory import NeuralMemory
 from ..models import MnemosForCausalLM
-from ..models.gate import Gate
+from ..models.gate import TokenGate
 from ..models.mac import Retrieval
 from ..nn import QKProjection
 
@@ -30,13 +30,13 @@ def memories(model: MnemosForCausalLM) -> dict[int, nn.Module]:
     }
 
 
-def gates(model: MnemosForCausalLM) -> dict[int, Gate]:
+def gates(model: MnemosForCausalLM) -> dict[int, TokenGate]:
     """Gates between attention and memory that have one value per token, by layer index."""
     return {
         i: module
         for i, block in enumerate(_layers(model))
         for module in block.modules()
-        if isinstance(module, Gate) and module.linear is not None
+        if isinstance(module, TokenGate)
     }
 
 
@@ -45,13 +45,9 @@ class GateWatch:
 
     def __init__(self, model: MnemosForCausalLM):
         self.values: dict[int, Tensor] = {}
-        self._handles = [
-            gate.linear.register_forward_hook(self._keep(i, gate))
-            for i, gate in gates(model).items()
-            if gate.linear is not None
-        ]
+        self._handles = [gate.linear.register_forward_hook(self._keep(i, gate)) for i, gate in gates(model).items()]
 
-    def _keep(self, layer: int, gate: Gate):
+    def _keep(self, layer: int, gate: TokenGate):
         def hook(module, inputs, output):
             self.values[layer] = gate.opening(output)
 

@@ -209,11 +209,11 @@ def _block(block: ResidualBlock, x: Tensor, state: dict[str, Any]) -> tuple[Tens
     if parts is None or x.numel() > SMALL_NUMEL or not _known(parts, x):
         return None
     memory, attention, gate, between, first, last, feed = parts
-    up, down, joint = feed.gate_up, feed.down, None if gate is None else gate.linear
-    if not is_unmodified(block.mixer, *parts, up, down, joint):
+    up, down, gate_modules = feed.gate_up, feed.down, () if gate is None else (gate.module, gate.linear)
+    if not is_unmodified(block.mixer, memory, attention, between, first, last, feed, up, down, *gate_modules):
         return None
     norms = first.weight, None if between is None else between.weight, last.weight
-    join = () if joint is None else (joint.weight, gate.offset)
+    join = () if gate is None else (gate.linear.weight, gate.offset)
     maps, dim, hidden = (up.weight, down.weight), x.shape[-1], feed.hidden
     shapes: list[Shape | None] = [None if norm is None else (dim,) for norm in norms]
     shapes += [] if gate is None else [(gate.heads, dim), (gate.heads,)]
@@ -231,19 +231,17 @@ def _block(block: ResidualBlock, x: Tensor, state: dict[str, Any]) -> tuple[Tens
     for name, function in begin.items():
         calls[name], after[name] = function()
     eps = first.eps, 0.0 if between is None else between.eps, last.eps
-    start, additive = (0.0, False) if gate is None else (gate.start, gate.mode == "additive")
-    y = token.block(x, norms, eps, join, start, additive, maps, **calls)
+    logit, additive = (0.0, False) if gate is None else (gate.logit, gate.additive)
+    y = token.block(x, norms, eps, join, logit, additive, maps, **calls)
     return None if y is None else (y, {name: after[name]() for name in state})
 
 
 def _known(parts: BlockParts, x: Tensor) -> bool:
     """Whether the kernel knows every part: a part of another kind is computed by torch."""
-    memory, attention, gate, between, first, last, feed = parts
+    memory, attention, _, between, first, last, feed = parts
     if memory is not None and (type(memory) is not NeuralMemory or unsupported_memory(memory, x) is not None):
         return False
     if attention is not None and type(attention) is not Attention:
-        return False
-    if gate is not None and gate.mode not in ("convex", "additive"):
         return False
     norms = first, last, *(() if between is None else (between,))
     return type(feed) is SwiGLU and all(type(norm) is RMSNorm for norm in norms)
