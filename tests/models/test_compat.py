@@ -217,7 +217,7 @@ def test_what_does_not_fit_is_refused():
         NeuralMemory()
     with pytest.raises(ValueError, match="choose one of MAC, MAG, MAL"):
         TitansConfig(variant="MAX").translated()
-    with pytest.raises(ValueError, match="but the config says 'MAC'"):
+    with pytest.raises(ValueError, match="but the config has 'MAC'"):
         TitansLM(TitansConfig(variant="MAC"), variant="MAL")
     with pytest.raises(ValueError, match="d_model and hidden_size are the same"):
         AtlasConfig(d_model=64, hidden_size=64)

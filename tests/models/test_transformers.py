@@ -208,7 +208,7 @@ def test_labels_of_minus_100_do_not_count_and_logits_are_made_only_where_asked_f
 @pytest.mark.parametrize("compiling", [False, True])  # compiled, it does not skip what it need not know, but masks it
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 def test_the_fused_loss_has_the_loss_and_gradients_of_the_plain_one(dtype, tolerance, compiling, monkeypatch):
-    monkeypatch.setattr("mnemos.models.loss.BUDGET", 7 * 50)
+    monkeypatch.setattr("mnemos.models.loss.MAX_LOGITS_NUMEL", 7 * 50)
     monkeypatch.setattr("torch.compiler.is_compiling", lambda: compiling)
     generator = torch.Generator().manual_seed(0)
     hidden, weight = (torch.randn(n, 16, generator=generator, dtype=dtype, requires_grad=True) for n in (23, 50))

@@ -1,6 +1,6 @@
-"""The model family: one config, one model, blocks chosen by the config, and the presets that name them.
+"""The model family: one config, one model, registered blocks and gates, and presets.
 
-Needs transformers. Importing this registers `AutoConfig`, `AutoModel` and `AutoModelForCausalLM`.
+Needs transformers. Importing it registers the models with `AutoConfig`, `AutoModel` and `AutoModelForCausalLM`.
 """
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM

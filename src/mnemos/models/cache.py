@@ -1,4 +1,4 @@
-"""`MnemosCache`: all that a model knows of what it has read, as one object and as one file."""
+"""`MnemosCache`: the states of all layers of a model, as one object and as one file."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ DEFINING = (
 
 
 class MnemosCache:
-    """What a model keeps of the tokens it has read: memory states, attention's ring buffers, convolution tails.
+    """The states of a model after the tokens read so far: memory states, ring buffers of attention, convolution tails.
 
-    A call never changes the cache it was given: it returns another. So one cache can be gone on from any number of times.
-    inplace = True lifts that for the next call, which may then write into the cache's tensors; `generate` does so with its own.
-    layers: for each layer, its states by name. length: columns read so far, padding included; `get_seq_length()` of transformers.
+    A call returns a new cache and does not change the one it was given, so any number of calls can resume from one cache.
+    With inplace = True the next call may write into the tensors of the cache; `generate` does so with its own.
+    layers: the states of each layer by name. length: columns read so far, padding included; `get_seq_length()` of transformers.
 
     >>> from mnemos.models import MnemosConfig, MnemosForCausalLM
     >>> model = MnemosForCausalLM(MnemosConfig(hidden_size=32, num_hidden_layers=1, layers="lmm", memory_heads=2))
@@ -72,7 +72,7 @@ class MnemosCache:
 
     @property
     def is_kv_cache(self) -> bool:
-        """Whether the cache gets larger with every token (full attention, exp features) or has a fixed size."""
+        """Whether the cache grows with every token (full attention, exp features); otherwise its size is fixed."""
         return any(BLOCKS[name].is_kv_cache for name in self.config.blocks) or (
             self.config.has_memory and self.config.memory_config.spec.is_kv_cache
         )
@@ -82,7 +82,7 @@ class MnemosCache:
         return MnemosCache(self.config, layers, self.length)
 
     def with_inplace(self, inplace: bool) -> MnemosCache:
-        """The same cache, whose states the next call may, or may not, write into."""
+        """The same cache, with the next call allowed, or not, to write into its states."""
 
         def mark(state):
             if not hasattr(state, "inplace") or state.inplace == inplace:
@@ -98,7 +98,7 @@ class MnemosCache:
         return self._map(lambda state: state.clone())
 
     def detach(self) -> MnemosCache:
-        """The same cache cut from the graph that made it."""
+        """The same cache, detached from its graph."""
         return self._map(lambda state: state.detach())
 
     def to(self, target: torch.device | str | torch.dtype) -> MnemosCache:
@@ -110,18 +110,18 @@ class MnemosCache:
         return self._map(lambda state: state.select(rows))
 
     def fork(self, copies: int) -> MnemosCache:
-        """Every row `copies` times, next to each other: as many continuations of the same past."""
+        """Every row `copies` times, next to each other, to continue it in several ways."""
         if type(copies) is not int or copies < 1:
             raise ValueError(f"copies={copies!r} must be a whole number >= 1")
         return self.select([row for row in range(self.batch) for _ in range(copies)])
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Beam search's choice of rows, in place."""
+        """Select rows in place, for beam search."""
         self.layers = self.select(beam_idx).layers
 
     @classmethod
     def stack(cls, caches: Sequence[MnemosCache]) -> MnemosCache:
-        """One cache with the rows of all, in order; they may stand at different positions."""
+        """One cache with the rows of all, in order; they may be at different positions."""
         if not caches:
             raise ValueError("stack needs at least one cache")
         first = caches[0]
@@ -134,13 +134,13 @@ class MnemosCache:
         return cls(first.config, layers, max(cache.length for cache in caches))
 
     def check_config(self, config: MnemosConfig) -> None:
-        """Refuse a model whose states have another form."""
+        """Raise a ValueError for the config of a model whose states have another form."""
         if config is self.config:
             return
         _check_config(self.config, config)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write a safetensors file with the config in its header; whole or not at all."""
+        """Write a safetensors file with the config in its header. The write is atomic."""
         cache_forms(self.config)  # raises an error if the file could not be opened again
         tensors, states = {}, {}
         for i, layer in enumerate(self.layers):
@@ -155,7 +155,7 @@ class MnemosCache:
     def load(
         cls, path: str | os.PathLike, config: MnemosConfig | None = None, device: torch.device | str = "cpu"
     ) -> MnemosCache:
-        """Read what `save` wrote. Give a model's `config` to be sure that the cache fits it."""
+        """Read a file that `save` wrote. With the `config` of a model, raises a ValueError if the cache does not fit that model."""
         tensors, header = read_tensors(path, "cache", FORMAT, device)
         try:
             fields, length, about = (json.loads(header[name]) for name in ("config", "length", "states"))
@@ -193,7 +193,7 @@ class MnemosCache:
         before = [self.config.num_persistent_tokens if form.counts_persistent else 0 for form in forms]
         first = states[0].position - before[0]
         if any(not torch.equal(s.position - count, first) for s, count in zip(states, before)) or int(first.min()) < 0:
-            raise ValueError(f"{path} does not fit its own header: its layers stand at different positions")
+            raise ValueError(f"{path} does not fit its own header: its layers are at different positions")
         if type(self.length) is not int or not int(first.max()) <= self.length <= MAX_POSITION:
             raise ValueError(
                 f"{path} does not fit its own header: length={self.length!r:.40} of rows at {first.tolist()[:8]}"
@@ -210,14 +210,14 @@ def _check_config(saved: MnemosConfig, config: MnemosConfig) -> None:
     differing = [
         f"{name}={getattr(saved, name)!r} (here {getattr(config, name)!r})"
         for name in DEFINING
-        if _meant(saved, name) != _meant(config, name)
+        if _effective(saved, name) != _effective(config, name)
     ]
     if differing:
         raise ValueError(f"the cache belongs to another model: {', '.join(differing)}"[:480])
 
 
-def _meant(config: MnemosConfig, name: str) -> Any:
-    """A choice as it acts: what was left to its default is the same as that default, and a memory is what it is by any backend."""
+def _effective(config: MnemosConfig, name: str) -> Any:
+    """The effective value of a field: defaults are filled in, and the backend of a memory makes no difference."""
     if name == "memory" and config.has_memory:
         return dataclasses.replace(config.memory_config, backend="auto")
     if name == "head_dim":

@@ -14,7 +14,7 @@ from .cache_forms import CacheForm
 from .config import MnemosConfig
 from .mixer import BLOCKS
 
-UNSAVED = ("inplace",)  # a choice of the process that holds a cache, never of a file
+UNSAVED = ("inplace",)  # set by the process that holds a cache, never by a file
 
 
 def to_tensors(state: MemoryState | RowCache) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""`MnemosConfig`: everything that defines a model, as a transformers config."""
+"""`MnemosConfig`: all choices that define a model, as a transformers config."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .keywords import refuse_unknown
 from .mixer import BLOCKS
 from .required import check_required, required_modules
 
-LIMITS = {"vocab_size": 2**31 - 1, "num_hidden_layers": 2**12}  # others: WIDEST; sizes come from files too
+LIMITS = {"vocab_size": 2**31 - 1, "num_hidden_layers": 2**12}  # of others: WIDEST; sizes may come from files
 MAX_LABELS = 1024
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 QK_FIELDS = ("persistent", "window", "decay", "gate_hidden", "normalise", "chunk_size")
 MEMORY_FIELDS = tuple(f.name for f in dataclasses.fields(NeuralMemoryConfig) if f.name != "dim")
 MEMORY_KEYWORDS = tuple(f"memory_{name}" for name in MEMORY_FIELDS)
 OLD_KEYWORDS = tuple(f"memory_{name}" for name in old_names(NeuralMemoryConfig))
-TRANSFORMERS_KEYWORDS = (  # what transformers itself, now or in version 4, passes to configs and stores in config.json
+TRANSFORMERS_KEYWORDS = (  # of transformers itself, now or in version 4, in calls and in config.json
     *(field.name for field in dataclasses.fields(PreTrainedConfig)),
     *getattr(GenerationConfig, "_get_default_generation_params", GenerationConfig().to_dict)(),
     *("model_type", "name_or_path", "_name_or_path", "_commit_hash", "torch_dtype", "num_labels", "output_attentions"),
@@ -39,20 +39,20 @@ TRANSFORMERS_KEYWORDS = (  # what transformers itself, now or in version 4, pass
 
 
 class MnemosConfig(PreTrainedConfig):
-    """A model of the family. Every choice is a keyword; what a choice switches off has no parameters.
+    """The config of a model. Every choice is a keyword; a part that is switched off has no parameters.
 
     vocab_size, hidden_size, num_hidden_layers, intermediate_size (of the SwiGLU; default 8/3 of hidden_size).
-    layers: the block of each layer, one name or a list that repeats over the layers: lmm, mag, mal, mac, qk, swa, attention.
-    memory_layers: the layers (from 0) that keep their memory; the others become `swa`. None: all; []: none.
+    layers: the block of each layer, one name or a list that repeats over the layers: lmm, mag, mal, mac, qk, swa, attention, or
+    a block under `register_block`. memory_layers: the layers (from 0) that keep their memory; the others become `swa`. None: all; []: none.
     memory: choices of every `NeuralMemory`, by the names of `NeuralMemoryConfig`; each also as a keyword `memory_<name>`.
     num_attention_heads, num_key_value_heads, head_dim, qk_norm, rope_theta: of attention.
-    attention_window: tokens a sliding window sees, itself included. segment_length: tokens of a MAC segment.
+    attention_window: tokens in a sliding window, the current one included. segment_length: tokens of a MAC segment.
     num_persistent_tokens: learned tokens in front of every row. num_longterm_tokens: learned queries that read the memory for
     each MAC segment.
-    gate_mode: how `mag` and `mac` join attention y and memory m: "product" silu(norm(y) norm(m)), "sigmoid" y sigmoid(m),
-    "convex" g y + (1-g) m, "additive" y + g m, with g per token and head, `gate_init` before training.
+    gate_mode: how `mag`, `mac` and `qk` join attention y and memory m: "product" silu(norm(y) norm(m)), "sigmoid" y sigmoid(m),
+    "convex" g y + (1-g) m, "additive" y + g m, with g per token and head, `gate_init` before training; or a gate under `register_gate`.
     qk_projection: choices of the `qk` block's `QKProjection`, by its keywords.
-    dropout: of what each block adds, while training.
+    dropout: of the terms that each block adds to the stream, in training.
 
     >>> config = MnemosConfig(hidden_size=64, layers=["lmm", "swa"], num_hidden_layers=4, memory_window=4)
     >>> config.blocks, config.memory_config.window
@@ -121,7 +121,7 @@ class MnemosConfig(PreTrainedConfig):
         self.validate_choices()
 
     def validate_choices(self) -> None:
-        """Refuse what cannot be built, in one sentence that says what can. Runs again when a model is made."""
+        """Raise a ValueError, which lists the valid choices, for a config of which no model can be built. Runs again when a model is made."""
         for name in (
             "vocab_size",
             "hidden_size",
@@ -255,12 +255,12 @@ class MnemosConfig(PreTrainedConfig):
 
     @property
     def feedforward_size(self) -> int:
-        """`intermediate_size`, or 8/3 of `hidden_size`, which makes three maps as large as two of 4."""
+        """`intermediate_size`, or 8/3 of `hidden_size`: three maps then have as many parameters as two of width 4."""
         return self.intermediate_size or int(self.hidden_size * 8 / 3)
 
     @property
     def memory_config(self) -> NeuralMemoryConfig:
-        """What every memory of the model is built from."""
+        """The config of every `NeuralMemory` of the model."""
         return NeuralMemoryConfig(self.hidden_size, **(self.memory or {}))
 
     def __setattr__(self, key: str, value: Any) -> None:
@@ -276,9 +276,9 @@ class MnemosConfig(PreTrainedConfig):
         return super().from_dict(config_dict | choices, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, and transformers' own. Attributes that other tools set are left out: a file with them would not open.
+        """All fields, and transformers' own. Attributes that other tools set are left out: a file with them could not be opened.
 
-        `use_cache` is a choice of a call, never of a checkpoint: transformers' Trainer sets it to False before it saves.
+        `use_cache` is always True: transformers' Trainer sets it to False before it saves, but it is a choice of a call.
         requires_modules: the modules that register blocks, gates and parts of the memory, if any is not of the package.
         """
         known = {*FIELDS, *TRANSFORMERS_KEYWORDS}
@@ -291,7 +291,7 @@ FIELDS = tuple(MnemosConfig.__annotations__)
 
 
 def _check_foreign(given: dict[str, Any]) -> None:
-    """Types and sizes of transformers' own fields that transformers itself trusts: it makes as many labels as a file asks for."""
+    """Check types and sizes of transformers' own fields, which transformers does not check: num_labels of a file allocates labels."""
     labels = given.get("num_labels")
     if labels is not None and (type(labels) is not int or not 0 <= labels <= MAX_LABELS):
         raise ValueError(f"num_labels={labels!r:.60} must be a whole number <= {MAX_LABELS}")

@@ -1,4 +1,4 @@
-"""A model's folder: its files are readable, its weights complete, finite and of its config, or one sentence names the fault."""
+"""Checks of the folder of a saved model: readable files, and weights that are complete, finite and fit the config."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUMBERS = (*WHOLE, "temperature", "top_p", "min_p", "typical_p", "repetition_pen
 FLAGS = ("do_sample", "use_cache", "early_stopping", "renormalize_logits", "remove_invalid_values", "low_memory")
 FLAGS += ("output_attentions", "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate")
 NOTES = ("transformers_version", "_from_model_config")
-MAX_ROWS = 1024  # beams or sequences that a file may ask for
+MAX_ROWS = 1024  # most beams or sequences that a file may set
 ALLOW = "allow_missing=True (--allow-missing) opens it all the same"
 Shapes = Mapping[str, tuple[tuple[int, ...], str]]  # name -> shape and safetensors' name of the dtype
 
@@ -44,7 +44,7 @@ def read_object(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def check_files(folder: Path) -> None:
-    """Refuse JSON files and weight files of a saved model that cannot be read, or that lie outside the folder."""
+    """Raise a ValueError for JSON files and weight files that cannot be read, or that lie outside the folder."""
     if (folder / "config.json").is_file():
         kind = read_object(folder / "config.json").get("model_type")
         if kind != "mnemos":
@@ -58,7 +58,7 @@ def check_files(folder: Path) -> None:
 
 
 def check_inside(folder: Path, files: Iterable[str | os.PathLike]) -> None:
-    """Refuse files that are named by a path out of the folder."""
+    """Raise a ValueError for files outside the folder."""
     for file in files:
         if not Path(os.path.abspath(file)).is_relative_to(os.path.abspath(folder)):
             raise ValueError(f"{folder} names the weights {os.fspath(file)!r:.120}, but a file inside it is expected")
@@ -77,7 +77,7 @@ def _check_index(path: Path) -> None:
 
 
 def _check_generation(path: Path) -> None:
-    """Numbers, flags and token ids; whatever else a generation config can hold is a choice of the caller, not of a file."""
+    """Allow numbers, flags and token ids; other fields of a generation config may be set by the caller, not by a file."""
     given = read_object(path)
     for name, value in given.items():
         if value is None or (name in NOTES and isinstance(value, str | bool)):
@@ -98,7 +98,7 @@ def _check_generation(path: Path) -> None:
 
 
 def read_shapes(files: Iterable[str | os.PathLike]) -> Shapes:
-    """Shape and dtype of every tensor of safetensors files, from their headers alone."""
+    """Shape and dtype of every tensor in safetensors files, from their headers alone."""
     found = {}
     for path in files:
         try:
@@ -113,7 +113,7 @@ def read_shapes(files: Iterable[str | os.PathLike]) -> Shapes:
 
 
 def check_shapes(where: str, expected: Mapping[str, tuple[int, ...]], found: Shapes, allow_missing: bool) -> None:
-    """Refuse tensors of another shape or kind; and missing and unexpected ones, unless allowed."""
+    """Raise a ValueError for tensors of another shape or dtype, and for missing and unexpected ones unless allow_missing."""
     for name, (shape, dtype) in found.items():
         if name in expected and shape != expected[name]:
             raise ValueError(f"{where}: tensor {name} has shape {shape}, but its config makes it {expected[name]}")
@@ -124,7 +124,7 @@ def check_shapes(where: str, expected: Mapping[str, tuple[int, ...]], found: Sha
 
 
 def check_names(where: str, missing: Iterable[str], unexpected: Iterable[str]) -> None:
-    """Refuse weights that lack tensors of the model, or have others."""
+    """Raise a ValueError if any tensor is missing or unexpected."""
     if missing := sorted(missing):
         raise ValueError(f"{where} lacks {_some(missing)} of its config; {ALLOW}")
     if unexpected := sorted(unexpected):
@@ -132,7 +132,7 @@ def check_names(where: str, missing: Iterable[str], unexpected: Iterable[str]) -
 
 
 def check_finite(where: str, model: nn.Module) -> None:
-    """Refuse weights with NaN or infinity."""
+    """Raise a ValueError for weights with NaN or infinity."""
     for name, x in (*model.named_parameters(), *model.named_buffers()):
         if x.is_floating_point() and not x.is_meta and not bool(torch.isfinite(x).all()):
             count = int((~torch.isfinite(x)).sum())
@@ -140,25 +140,27 @@ def check_finite(where: str, model: nn.Module) -> None:
 
 
 def expected_shapes(model: Any) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor of a model, by the name it is saved under; of tied ones, the first."""
+    """Shape of every tensor of a model by its name in a file; tied tensors once."""
     tied = _tied(model)
     return {name: tuple(x.shape) for name, x in model.state_dict().items() if name not in tied}
 
 
 def _tied(model: Any) -> Iterable[str]:
-    """Names of tensors that are others too."""
+    """Names of tensors that are tied to others."""
     return (model._tied_weights_keys or ()) if model.config.tie_word_embeddings else ()
 
 
 def own_names(model: Any, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Tensors by the names that `model` has for them: a language model's body may be opened alone, and the other way round.
-    A tied copy and, for a body, the head are left out."""
+    """Tensors by their names in `model`: a `MnemosModel` may be opened from the file of a language model, and the other way round.
+
+    Tied copies are left out, and so is the head if `model` has none.
+    """
     prefix, known, tied = "model.", model.state_dict().keys(), _tied(model)
-    is_body = not hasattr(model, "lm_head")
+    is_headless = not hasattr(model, "lm_head")
     renamed = {}
     for name, value in found.items():
         own = next((n for n in (name, prefix + name, name.removeprefix(prefix)) if n in known), name)
-        if own not in tied and not (is_body and own.startswith("lm_head.")):
+        if own not in tied and not (is_headless and own.startswith("lm_head.")):
             renamed[own] = value
     return renamed
 

@@ -1,4 +1,4 @@
-"""Checks of what a language model is given: token ids, embeddings, masks and labels, in words a user understands.
+"""Checks of the inputs of a language model: token ids, embeddings, masks and labels.
 
 Shapes: B batch, T time, D hidden size, V vocabulary.
 """
@@ -16,13 +16,11 @@ WHOLE = (torch.int64, torch.int32)
 
 
 def embed(embedding: nn.Embedding, input_ids: Tensor) -> Tensor:
-    """embedding(input_ids). Ids are looked at only where that fails: a check before it would cost every decoded token."""
+    """embedding(input_ids): (B, T) -> (B, T, D). Ids are checked only if that fails: a check before it would slow down decoding."""
     try:
         x = embedding(input_ids)
         if input_ids.is_meta and not x.is_meta:
-            raise ValueError(
-                "input_ids are on the meta device, which holds no numbers: move them to the model's device"
-            )
+            raise ValueError("input_ids are on the meta device, which has no values: move them to the model's device")
         return x
     except (IndexError, RuntimeError, TypeError):
         check_ids(input_ids, embedding.num_embeddings)
@@ -89,7 +87,7 @@ def _check_range(ids: Tensor, wrong: Tensor, vocab_size: int, name: str, others:
 
 
 class CheckedInputs:
-    """Looks at the ids of `generate` before transformers does."""
+    """Checks the ids of `generate` before transformers does."""
 
     def generate(self, inputs: Tensor | None = None, *args, **kwargs):
         ids = inputs if inputs is not None else kwargs.get("input_ids")

@@ -17,7 +17,7 @@ LISTED = 40  # longer lists of valid names are left out of an error
 
 @dataclass(frozen=True)
 class Unsupported:
-    """A keyword of another implementation that has no counterpart here. `off`: the values that ask for nothing, and are accepted."""
+    """A keyword of another implementation without a counterpart here. off: values that switch the feature off, which are accepted."""
 
     reason: str
     off: tuple[Any, ...] = ()
@@ -95,7 +95,7 @@ def strict(unsupported: Mapping[str, Unsupported] | None = None) -> Callable[[Fu
 
 @contextlib.contextmanager
 def renamed(names: Mapping[str, str]) -> Generator[None]:
-    """Errors raised inside speak of a keyword by the name it was given: `names` maps ours to theirs.
+    """Rename keywords in errors raised inside: `names` maps our names to those of the caller.
 
     >>> with renamed({"window": "context_window"}):
     ...     raise ValueError("window=0 must be a whole number >= 1")

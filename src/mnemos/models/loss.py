@@ -1,4 +1,4 @@
-"""Cross-entropy of a large vocabulary without its logits: a few thousand tokens at a time, gradients made on the way.
+"""Cross-entropy over a large vocabulary, computed in pieces of tokens with their gradients, so that logits are never all in memory.
 
 Shapes: N tokens, D hidden size, V vocabulary.
 """
@@ -11,11 +11,11 @@ from torch import Tensor
 from ..nn.derivatives import first_order_only
 
 IGNORED = -100
-BUDGET = 2**22  # logits alive at once
+MAX_LOGITS_NUMEL = 2**22  # in memory at once
 
 
 def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of -log softmax(hidden weightᵀ)[target] over the tokens whose target is not -100, and how many those are.
+    """Sum of -log softmax(hidden weightᵀ)[target] over the tokens with a target other than -100, and the number of those tokens.
 
     hidden: (N, D). weight: (V, D). targets: (N,) of 0..V-1 or -100. Logits are float32 or wider.
 
@@ -30,13 +30,13 @@ def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tens
     count = keep.sum()
     if (
         hidden.device.type == "cpu" and not torch.compiler.is_compiling() and count < len(targets)
-    ):  # elsewhere: not worth waiting for
+    ):  # on other devices, waiting for the count costs more
         hidden, targets = hidden[keep], targets[keep]
     return _CrossEntropy.apply(hidden, weight, targets), count
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The gradient of a sum of losses is known when the logits are: three matmuls a piece, nothing recomputed."""
+    """The forward pass computes the gradients too, while it has the logits: three matmuls per piece, nothing is recomputed."""
 
     @staticmethod
     def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -46,11 +46,11 @@ class _CrossEntropy(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if need_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=wide) if need_weight else None
         total = hidden.new_zeros((), dtype=wide)
-        step = max(1, BUDGET // V)
+        step = max(1, MAX_LOGITS_NUMEL // V)
         for start in range(0, N, step):
             part, target = hidden[start : start + step], targets[start : start + step]
             keep = (target != IGNORED).unsqueeze(1)  # n 1
-            place = target.unsqueeze(1).where(keep, 0)  # any other number that is no token fails below
+            place = target.unsqueeze(1).where(keep, 0)  # any other number outside the vocabulary fails below
             logits = (part @ weight.mT).to(wide)  # n V
             log_sum = logits.logsumexp(1, keepdim=True)
             total += ((log_sum - logits.gather(1, place)) * keep).sum()

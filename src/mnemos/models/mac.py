@@ -1,7 +1,7 @@
-"""`mac`, memory as context: attention inside a segment, over what the memory held for it when the segment began.
+"""`mac`, memory as context: attention inside a segment, over the segment and tokens retrieved from the memory.
 
-For every segment: retrieve with the weights W the memory had at its start, attend over [persistent ‖ long-term ‖ retrieved ‖
-segment], write what attention made of it into the memory and read it there, and join both by a gate.
+For every segment: read the memory with its weights W at the start of the segment, attend over [persistent ‖ long-term ‖ retrieved ‖
+segment], write the output of attention to the memory and read it, and join both outputs by a gate.
 Shapes: B batch, T time, D hidden size, H heads, K key dim, V value dim, P persistent and N long-term tokens, L segment length.
 """
 
@@ -33,13 +33,13 @@ Part = tuple[Tensor, Tensor]  # outputs of attention and memory for some tokens,
 
 @dataclass
 class FrozenCache(RowCache):
-    """weights: (B, M), the memory's fast weights at the start of each row's segment, all maps in one row."""
+    """weights: (B, M), the fast weights of the memory at the start of each row's segment, all maps flattened into one axis."""
 
     weights: Tensor
 
 
 class Retrieval(nn.Module):
-    """Looks queries up in weights that stand still: (B, T, H, K) -> (B, T, D)."""
+    """Reads a memory with fixed weights: queries (B, T, H, K) -> (B, T, D)."""
 
     def __init__(self, config: MnemosConfig, memory: NeuralMemory):
         super().__init__()
@@ -54,7 +54,7 @@ class Retrieval(nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         if self.longterm is not None:
-            nn.init.normal_(self.longterm)  # as large as what a norm gives
+            nn.init.normal_(self.longterm)  # the scale of a norm's output
 
     def queries(self, x: Tensor) -> Tensor:
         """x (B, T, D) -> (B, T, H, K)."""
@@ -72,7 +72,7 @@ class MACMixer(Mixer):
     """`mac`. The segments of a row count its own real tokens, so rows may be at different offsets of theirs."""
 
     name = "mac"
-    description = "attention within a segment and over what the memory retrieves for it"
+    description = "attention within a segment and over tokens retrieved from the memory"
     has_memory = True
     has_attention = True
     supports_kv_memory = False  # a segment reads a copy of the memory's weights
@@ -108,37 +108,37 @@ class MACMixer(Mixer):
         }
 
     def forward(self, x: Tensor, state: State | None, mask: Tensor | None, persistent: int, use_cache: bool):
-        now, parts = self._begin(x[:, :persistent], state)
+        states, parts = self._begin(x[:, :persistent], state)
         real, mask = x[:, persistent:], None if mask is None else mask[:, persistent:]
-        offset = self._common_offset(now, mask)
-        parts += self._unaligned(real, mask, now) if offset is None else self._aligned(real, offset, now)
+        offset = self._common_offset(states, mask)
+        parts += self._unaligned(real, mask, states) if offset is None else self._aligned(real, offset, states)
         y, m = (torch.cat(pieces, 1) if len(pieces) > 1 else pieces[0] for pieces in zip(*parts))
-        return self.gate(y, m, x), now.state() if use_cache else None
+        return self.gate(y, m, x), states.state() if use_cache else None
 
-    def _begin(self, persistent: Tensor, state: State | None) -> tuple[_Now, list[Part]]:
-        """Where the rows stand, and attention and memory of the persistent tokens, which come before every segment."""
+    def _begin(self, persistent: Tensor, state: State | None) -> tuple[_CallStates, list[Part]]:
+        """The states of the rows, and attention and memory of the persistent tokens, which come before every segment."""
         if state is not None:
             memory: MemoryState = state["memory"]
-            return _Now(memory, state["attention"], _unflatten(state["frozen"].weights, memory)), []
+            return _CallStates(memory, state["attention"], _unflatten(state["frozen"].weights, memory)), []
         B, P = persistent.shape[:2]
-        now = _Now(self.memory.initial_state(B), None, None)
+        states = _CallStates(self.memory.initial_state(B), None, None)
         if not P:
-            return now, []
-        y, now.attention = self.attention(persistent, torch.zeros_like(persistent), persistent=P)
-        m, now.memory = self.memory(y, now.memory)
-        return now, [(y, m)]
+            return states, []
+        y, states.attention = self.attention(persistent, torch.zeros_like(persistent), persistent=P)
+        m, states.memory = self.memory(y, states.memory)
+        return states, [(y, m)]
 
-    def _common_offset(self, now: _Now, mask: Tensor | None) -> int | None:
-        """How far all rows are into their segments, if they agree and bring the same number of tokens."""
+    def _common_offset(self, states: _CallStates, mask: Tensor | None) -> int | None:
+        """The offset of all rows in their segments, if it is the same and all have the same number of tokens; else None."""
         if mask is not None:
             return None
-        if now.frozen is None or now.attention is None:  # nothing real has been read
+        if states.frozen is None or states.attention is None:  # before the first real token
             return 0
-        offsets = set(now.attention.position.remainder(self.length).tolist())
+        offsets = set(states.attention.position.remainder(self.length).tolist())
         return offsets.pop() if len(offsets) == 1 else None
 
-    def _aligned(self, x: Tensor, offset: int, now: _Now) -> list[Part]:
-        """All rows at the same place of their segments: pieces are slices."""
+    def _aligned(self, x: Tensor, offset: int, states: _CallStates) -> list[Part]:
+        """All rows at the same offset of their segments: pieces are slices."""
         T, L = x.shape[1], self.length
         first = min(T, L - offset)
         sizes = [first, *(min(L, T - start) for start in range(first, T, L))]
@@ -146,37 +146,37 @@ class MACMixer(Mixer):
         parts = []
         for piece, q, known in zip(x.split(sizes, 1), self.retrieval.queries(x).split(sizes, 1), precomputed):
             if offset == 0:
-                now.freeze()
-            parts.append(self._piece(piece, q, None, now, known))
+                states.freeze()
+            parts.append(self._piece(piece, q, None, states, known))
             offset = 0
         return parts
 
-    def _unaligned(self, x: Tensor, mask: Tensor | None, now: _Now) -> list[Part]:
-        """Piece k holds, of every row, the tokens of its k-th segment in this call."""
+    def _unaligned(self, x: Tensor, mask: Tensor | None, states: _CallStates) -> list[Part]:
+        """Rows at different offsets: piece k has the tokens of every row's k-th segment in this call."""
         B, T, L = x.shape[0], x.shape[1], self.length
         count = torch.full((B,), T, device=x.device) if mask is None else mask.sum(1)
-        offset = torch.zeros_like(count) if now.attention is None else now.attention.position % L
+        offset = torch.zeros_like(count) if states.attention is None else states.attention.position % L
         row = torch.arange(B, device=x.device).unsqueeze(1)
         q = self.retrieval.queries(x)
-        y, m = x.new_zeros(2, B, T + 1, x.shape[2])  # one more column, for what is not valid
+        y, m = x.new_zeros(2, B, T + 1, x.shape[2])  # one more column, for invalid tokens
         for k in range(max(1, -(-int((offset + count).max()) // L))):
             begin = (k * L - offset).clamp(min=0)
             end = torch.minimum(count, (k + 1) * L - offset)
             width = max(1, int((end - begin).max()))
             column = begin.unsqueeze(1) + torch.arange(width, device=x.device)  # B width
             valid = column < end.unsqueeze(1)
-            now.freeze(valid[:, 0] & (offset + begin).remainder(L).eq(0))
+            states.freeze(valid[:, 0] & (offset + begin).remainder(L).eq(0))
             source, target = (row, column.clamp(max=T - 1)), (row, column.where(valid, T))
-            made = self._piece(x[source], q[source], None if bool(valid.all()) else valid, now)
+            made = self._piece(x[source], q[source], None if bool(valid.all()) else valid, states)
             y, m = (whole.index_put(target, part.to(x.dtype)) for whole, part in zip((y, m), made))
         return [(y[:, :T], m[:, :T])]
 
     def _piece(
-        self, x: Tensor, q: Tensor, mask: Tensor | None, now: _Now, known: PrecomputedSegment | None = None
+        self, x: Tensor, q: Tensor, mask: Tensor | None, states: _CallStates, known: PrecomputedSegment | None = None
     ) -> Part:
-        """Tokens x (B, T, D) of one segment of every row, and what they ask (B, T, H, K): attention and memory of them."""
-        assert now.frozen is not None
-        frozen = dataclasses.replace(now.memory, weights=now.frozen, anchor=now.frozen)
+        """Tokens x (B, T, D) of one segment of every row and their queries q (B, T, H, K) -> the outputs of attention and memory."""
+        assert states.frozen is not None
+        frozen = dataclasses.replace(states.memory, weights=states.frozen, anchor=states.frozen)
         retrieved, longterm = q, None
         if self.retrieval.longterm is not None:
             asked = self.retrieval.queries(self.retrieval.longterm.to(x.dtype).unsqueeze(0))
@@ -184,24 +184,26 @@ class MACMixer(Mixer):
         retrieved = self.retrieval(retrieved, frozen, self.memory.features)
         if self.retrieval.longterm is not None:
             longterm, retrieved = retrieved.split([len(self.retrieval.longterm), x.shape[1]], 1)
-        y, now.attention = self.attention(x, retrieved, longterm, now.attention, mask, precomputed=known)
-        m, now.memory = self.memory(y, now.memory, mask)
+        y, states.attention = self.attention(x, retrieved, longterm, states.attention, mask, precomputed=known)
+        m, states.memory = self.memory(y, states.memory, mask)
         return y, m
 
 
 @dataclass
-class _Now:
-    """The states while a call goes on."""
+class _CallStates:
+    """The states during a call."""
 
     memory: MemoryState
     attention: SegmentCache | None
     frozen: list[Tensor] | None
 
     def freeze(self, rows: Tensor | None = None) -> None:
-        """Take over the memory's weights, for these rows (B,) or for all."""
+        """Copy the current weights of the memory, for these rows (B,) or for all."""
         if self.frozen is None or rows is None or bool(rows.all()):
             weights = self.memory.weights
-            self.frozen = [w.clone() for w in weights] if self.memory.inplace else weights  # in place they would move
+            self.frozen = (
+                [w.clone() for w in weights] if self.memory.inplace else weights
+            )  # in-place writes would change them
         elif bool(rows.any()):
             pick = rows[:, None, None, None]
             self.frozen = [torch.where(pick, new, old) for new, old in zip(self.memory.weights, self.frozen)]

@@ -1,6 +1,6 @@
-"""The models of the papers as rows of one table, and the sizes they come in.
+"""The models of the papers as rows of one table, and their sizes.
 
-`names()` lists the rows, `config(name, size, **overrides)` makes one of them a `MnemosConfig`, `count(config)` its parameters.
+`names()` lists the rows, `config(name, size, **overrides)` returns the `MnemosConfig` of one, `count(config)` its number of parameters.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .config import FIELDS, MEMORY_FIELDS, OLD_KEYWORDS, MnemosConfig
 
 @dataclass(frozen=True)
 class Preset:
-    """A row: the block of every layer, and what its memory is. `memory` has the names of `NeuralMemoryConfig`."""
+    """A row: the block of every layer and the choices of its memory, by the names of `NeuralMemoryConfig`."""
 
     name: str
     block: str
@@ -72,7 +72,7 @@ class Preset:
 
 @dataclass(frozen=True)
 class Size:
-    """Width, depth, heads, and what goes with them. `source` says who uses it."""
+    """Width, depth, heads, vocabulary and window. source: the papers and implementations with this size."""
 
     name: str
     hidden_size: int
@@ -189,7 +189,7 @@ SIZES = {
         Size("medium", 768, 12, 12, "atlas medium"),
         Size("large", 1024, 24, 16, "atlas large, titans_medium"),
         Size("xl", 1536, 24, 16, "titans_large"),
-        # Atlas-MAG_OmegaRule calls another shape Small than atlas does, hence the prefix; its counts hold maps that nothing uses
+        # Small of Atlas-MAG_OmegaRule is another shape than small of atlas, hence the prefix; its counts include unused maps
         Size("omega-tiny", 384, 6, 6, "Atlas-MAG_OmegaRule Tiny, 33.7M there"),
         Size("omega-small", 512, 6, 8, "Atlas-MAG_OmegaRule Small, 54.4M there"),
         Size("omega-medium", 512, 8, 8, "Atlas-MAG_OmegaRule Medium, 67.0M there"),

@@ -1,4 +1,4 @@
-"""Saved models for programs that do not import mnemos: the `auto_map` of transformers."""
+"""Saved models for programs that do not import mnemos, by the `auto_map` of transformers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ __all__ = ["MnemosConfig", "MnemosForCausalLM", "MnemosModel"]
 
 
 def add_remote_code(folder: str | os.PathLike) -> None:
-    """Let a saved model be opened by programs that do not import mnemos, such as `lm_eval --model hf --model_args
-    pretrained=FOLDER,trust_remote_code=True`: adds a file of three lines to the folder, and its name to config.json."""
+    """Make a saved model usable by programs that do not import mnemos. Adds a file of three lines, and its name in config.json.
+
+    Such a program is `lm_eval --model hf --model_args pretrained=FOLDER,trust_remote_code=True`.
+    """
     folder = Path(folder)
     config = read_object(folder / "config.json")
     if config.get("model_type") != "mnemos":

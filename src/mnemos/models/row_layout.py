@@ -103,7 +103,7 @@ def starts_from_cu_seqlens(cu_seqlens: Tensor | list[int], shape: tuple[int, int
 def starts_from_position_ids(position_ids: Tensor, mask: Tensor | None, shape: tuple[int, int]) -> Tensor | None:
     """Positions (B, T) -> (B, T), True for the first valid token of each document; None if every row is one document.
 
-    A document begins where positions restart inside a row, at 0 or behind a masked 0. The result decides what is computed, so
+    A document begins where positions restart inside a row, at 0 or behind a masked 0. Shapes depend on the result, so
     torch.compile has to wait for it too.
 
     >>> starts_from_position_ids(torch.tensor([[0, 1, 0, 1]]), None, (1, 4))

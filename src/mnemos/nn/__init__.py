@@ -1,6 +1,6 @@
-"""The other parts of a model: attention with exact caches, rotary positions, feed-forward, the Q-K projection.
+"""Layers without a memory: attention with exact caches, rotary positions, feed-forward, the Q-K projection.
 
-Needs torch and `mnemos.memory` alone. Every layer is (x, cache) -> (y, cache), and any split of a sequence gives the same y.
+Needs torch alone. Every layer is (x, cache) -> (y, cache), and any split of a sequence into calls gives the same y.
 """
 
 from .attention import Attention, AttentionCache

@@ -1,4 +1,4 @@
-"""Causal attention with a sliding window or without, whose cache makes any split of a sequence into calls exact.
+"""Causal attention with or without a sliding window. Any split of a sequence into calls gives the same result.
 
 Shapes: B batch, T time, H query heads, G key-value heads, D head dim, P persistent tokens, W window, S cached tokens.
 """
@@ -27,12 +27,12 @@ MASK_ELEMENTS = 2**24  # a mask larger than this is made for some of the queries
 
 @dataclass
 class AttentionCache(RowCache):
-    """Keys and values of B rows, each at a position of its own.
+    """Keys and values of B rows, which may be at different positions.
 
-    key, value: (B, P + S, G, D), the persistent tokens first. With a window S = window and position t lives in slot
-    P + t % window; without one, in slot P + t, and S grows with the longest row. Slots not written yet hold 0.
-    position: (B,) real tokens seen. inplace: calls without gradients may write into this cache instead of copying it;
-    set it where nobody else goes on from the same cache. Without a window it then keeps spare slots to grow into.
+    key, value: (B, P + S, G, D), the persistent tokens first. With a window, S = window and position t is in slot
+    P + t % window; without one it is in slot P + t, and S grows with the longest row. Unused slots are 0.
+    position: (B,) real tokens seen. inplace: calls without gradients may write into this cache instead of copying it; set it if
+    nothing else resumes from the same cache. Without a window, the cache then allocates `spare` slots ahead.
     """
 
     key: Tensor
@@ -51,7 +51,7 @@ class AttentionCache(RowCache):
         return super().stack([c if c.window is not None else c._resize(longest) for c in caches]).without_spare()
 
     def without_spare(self) -> Self:
-        """The same cache with as many slots as its longest row needs."""
+        """The same cache without unused slots behind its longest row."""
         return self if self.window is not None else self._resize(self.persistent + int(self.position.max()))
 
     def _resize(self, slots: int) -> Self:
@@ -63,9 +63,9 @@ class AttentionCache(RowCache):
 
 
 class Attention(Heads):
-    """Causal multi-head attention. x (B, T, dim) -> y (B, T, dim), and the cache to go on with.
+    """Causal multi-head attention. x (B, T, dim) -> y (B, T, dim), and the cache to resume from.
 
-    window: how many keys a token sees, itself included; None for all before it.
+    window: the number of keys that a token sees, itself included; None for all tokens before it.
     head_dim: dim / heads by default. kv_heads: fewer heads for keys and values (grouped queries).
     qk_norm: RMS norm of queries and keys per head, with learned scales.
 
@@ -107,9 +107,9 @@ class Attention(Heads):
     ) -> tuple[Tensor, AttentionCache | None]:
         """x (B, T, dim) after the tokens of `cache` -> y (B, T, dim) and the new cache (None without use_cache).
 
-        mask: (B, T) bool, True on a prefix of each row. Tokens behind it change nothing; their y is finite and means nothing.
-        persistent: without a cache, the first so many tokens of x are persistent: un-rotated, seen by every later
-        token, counted neither by the window nor as positions, valid whatever the mask says. A cache remembers them.
+        mask: (B, T) bool, True on a prefix of each row. Tokens behind it are not written to the cache; their y is finite but arbitrary.
+        persistent: without a cache, the number of first tokens of x that are persistent: un-rotated, seen by every later token,
+        counted neither by the window nor as positions, and valid whatever their mask. The cache holds them.
         """
         self.check(x, mask, cache, AttentionCache)
         if cache is None:
@@ -149,7 +149,7 @@ class Attention(Heads):
             count = mask.sum(1) - P
         q, k, v = self.project(
             x, self.angles((index - P).clamp(min=0).unsqueeze(0), x.dtype)
-        )  # position 0 turns nothing
+        )  # position 0 is no rotation
         W = self.window
         y = attend(q, k, v, causal=True) if W is None else sliding_attention(q, k, v, W, P)
         y = self.out(y.flatten(2))
@@ -171,7 +171,7 @@ class Attention(Heads):
         return y, AttentionCache(count, key, value, W, P)
 
     def _decode(self, q: Tensor, k: Tensor, v: Tensor, cache: AttentionCache, W: int, mask: Tensor | None):
-        """One token per row, into its slot of the ring; the order of the slots is nothing to softmax."""
+        """One token per row, written to its slot of the ring buffer; softmax does not depend on slot order."""
         P, position = cache.persistent, cache.position
         row = torch.arange(q.shape[0], device=q.device)
         slot = position % W + P
@@ -189,7 +189,7 @@ class Attention(Heads):
         return y, dataclasses.replace(cache, key=key, value=value, position=position + count)
 
     def _slide(self, q, k, v, cache: AttentionCache, W: int, positions: Tensor, mask: Tensor | None, use_cache: bool):
-        """Many tokens with a window: the first W see the ring, the others only each other and what is persistent."""
+        """Many tokens with a window: the first W see the ring buffer, the others each other and the persistent tokens only."""
         P, T = cache.persistent, q.shape[1]
         first = min(T, W)
         held = _last_in_slot(cache.position, W).unsqueeze(1)  # B 1 W, the position in each slot
@@ -219,7 +219,7 @@ class Attention(Heads):
         return y, dataclasses.replace(cache, key=key, value=value, position=end)
 
     def _extend(self, q, k, v, cache: AttentionCache, positions: Tensor, mask: Tensor | None):
-        """Without a window: each row goes on behind its own last token."""
+        """Without a window: each row is extended behind its own last token."""
         B, T = q.shape[:2]
         row, slot = torch.arange(B, device=q.device).unsqueeze(1), positions + cache.persistent
         size = cache.key.shape[1]
@@ -260,6 +260,6 @@ class Attention(Heads):
 
 
 def _last_in_slot(count: Tensor, window: int) -> Tensor:
-    """The last position below count (B,) that lives in each slot of a ring, negative where none does: (B, window)."""
+    """The last position below count (B,) in each slot of a ring buffer, negative if there is none: (B, window)."""
     last = count.unsqueeze(1) - 1
     return last - (last - torch.arange(window, device=count.device)) % window

@@ -1,4 +1,4 @@
-"""Attention inside one segment, over [persistent ‖ long-term ‖ retrieved ‖ segment]: the attention of memory as context.
+"""Attention inside one segment over [persistent ‖ long-term ‖ retrieved ‖ segment], for memory as context (MAC).
 
 Shapes: B batch, T time, H query heads, G key-value heads, D head dim, P persistent, N long-term tokens, L segment length.
 """
@@ -18,11 +18,11 @@ from .heads import Heads, Table, attend
 
 @dataclass
 class SegmentCache(RowCache):
-    """Keys and values of the segment each row is in, of a size that never changes.
+    """Keys and values of the current segment of each row, of a fixed size.
 
-    key, value: (B, P + N + 2L, G, D): persistent, long-term, retrieved and segment tokens; what a token of index i in its
-    segment brought lives in the i-th slot of the last two parts. position: (B,) real tokens seen; a row whose position is a
-    multiple of segment_len stands before a new segment, and what the last two parts hold is then no longer seen.
+    key, value: (B, P + N + 2L, G, D): persistent, long-term, retrieved and segment tokens. Token i of a segment and the token
+    retrieved for it are in slot i of the last two parts. position: (B,) real tokens seen; a row whose position is a multiple of
+    segment_len is before a new segment, and the last two parts are then ignored.
     inplace: as in `AttentionCache`.
     """
 
@@ -45,12 +45,12 @@ class SegmentAttention(Heads):
     """Token i of a segment sees the persistent tokens, the segment's long-term tokens, and of the retrieved tokens and
     the segment's own those with index ≤ i.
 
-    Token i and the token retrieved for it have rotary position i, counted inside the segment, so that a segment looks the
-    same wherever it stands; persistent and long-term tokens are not turned. Queries come from x alone; keys and values of
-    all four kinds from the same maps. A segment begins by itself at every multiple of segment_len; no call may bring
+    Token i and the token retrieved for it have rotary position i, counted inside the segment, so that attention does not depend on
+    the position of the segment; persistent and long-term tokens are not rotated. Queries come from x alone; keys and values of
+    all four kinds from the same maps. A segment begins at every multiple of segment_len; a call may not contain
     tokens of two segments of one row.
 
-    longterm: how many long-term tokens a segment has.
+    longterm: the number of long-term tokens of a segment.
 
     >>> attention = SegmentAttention(dim=32, heads=4, segment_len=8)
     >>> x, retrieved = torch.randn(2, 8, 32), torch.randn(2, 8, 32)
@@ -95,9 +95,9 @@ class SegmentAttention(Heads):
         """x, retrieved (B, T, dim) after the tokens of `cache` -> y (B, T, dim) and the new cache (None without use_cache).
 
         longterm: (B, N, dim), needed whenever a row begins a segment; inside a segment the same again, or None.
-        mask: (B, T) bool, True on a prefix of each row. Tokens behind it change nothing; their y is finite and means nothing.
-        persistent: without a cache, the first so many tokens of x are persistent: they see each other causally and
-        are seen by all; what was retrieved for them is ignored.
+        mask: (B, T) bool, True on a prefix of each row. Tokens behind it are not written to the cache; their y is finite but arbitrary.
+        persistent: without a cache, the number of first tokens of x that are persistent: they see each other causally and
+        are seen by all; the tokens retrieved for them are ignored.
         precomputed: the entry of these tokens in the list that `precompute` returned for the whole sequence.
         """
         self.check(x, mask, cache, SegmentCache)
@@ -134,7 +134,7 @@ class SegmentAttention(Heads):
     def _begin(self, x: Tensor) -> tuple[Tensor, SegmentCache]:
         """The persistent tokens (B, P, dim), P ≥ 0, and a cache that holds nothing else."""
         B, P = x.shape[:2]
-        still = torch.zeros(1, P, dtype=torch.int64, device=x.device)  # position 0 turns nothing
+        still = torch.zeros(1, P, dtype=torch.int64, device=x.device)  # position 0 is no rotation
         q, k, v = self.project(x, self.angles(still, x.dtype))
         y = attend(q, k, v, causal=True) if P else q
         room = k.new_zeros(B, self.longterm + 2 * self.segment_len, *k.shape[2:])
@@ -153,7 +153,7 @@ class SegmentAttention(Heads):
         count = T if mask is None else mask.sum(1)
         if not torch.compiler.is_compiling():
             self._check_segment(offset, count, longterm)
-        if T == 1:  # one pass over both is less overhead than it is work to project a query too many
+        if T == 1:  # one pass over both costs less than the unused query
             q, k, v = self.project(torch.cat((x, retrieved), 1), self.angles(own, x.dtype))
             q, (k, rk), (v, rv) = q[:, :1], k.split(1, 1), v.split(1, 1)
         else:
@@ -162,7 +162,7 @@ class SegmentAttention(Heads):
             rk, rv = self.project_keys(retrieved, angles)
         lk, lv = (None, None) if longterm is None or not self.longterm else self.project_keys(longterm)
         sets = ((cache.key, lk, rk, k), (cache.value, lv, rv, v))
-        if T == L and mask is None:  # whole segments, so every row stands at the start of one
+        if T == L and mask is None:  # whole segments, so every row is at the start of one
             P = cache.persistent
             key, value = (
                 torch.cat((old[:, :P], old[:, P:fixed] if lt is None else lt, r, s), 1) for old, lt, r, s in sets
@@ -180,7 +180,7 @@ class SegmentAttention(Heads):
         return attend(q, key, value, seen), dataclasses.replace(cache, key=key, value=value, position=position)
 
     def _put_one(self, cache: SegmentCache, old, longterm, retrieved, token, offset, mask, count) -> Tensor:
-        """One token per row, and what was retrieved for it, into their slots."""
+        """Write one token per row, and the token retrieved for it, to their slots."""
         buffer = old if cache.inplace and not torch.is_grad_enabled() else old.clone()
         start, N = cache.persistent, self.longterm
         if longterm is not None:
@@ -226,7 +226,7 @@ class SegmentAttention(Heads):
             raise ValueError(f"cache has keys of shape {tuple(cache.key.shape)}, but {expected} is expected")
 
     def _check_segment(self, offset: Tensor, count: Tensor | int, longterm: Tensor | None) -> None:
-        """What depends on where the rows stand."""
+        """Checks that depend on the offsets of the rows."""
         if isinstance(count, Tensor) or count > 1:
             over = offset + count > self.segment_len
             if over.any():
@@ -235,12 +235,12 @@ class SegmentAttention(Heads):
                     f"tokens; cut the call there"
                 )
         if self.longterm and longterm is None and bool(((offset == 0) & torch.as_tensor(count > 0)).any()):
-            raise ValueError(f"longterm is needed where a segment begins: (B, {self.longterm}, {self.dim})")
+            raise ValueError(f"longterm is needed at the start of a segment: (B, {self.longterm}, {self.dim})")
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, segment_len={self.segment_len}, longterm={self.longterm}"
 
 
 def _where_any(new: Tensor, old: Tensor, count: Tensor | int) -> Tensor:
-    """new (B, N, G, D) for the rows that bring a token, old for the others."""
+    """new (B, N, G, D) for the rows with a token, old for the others."""
     return torch.where((count > 0)[:, None, None, None], new, old) if isinstance(count, Tensor) else new

@@ -1,4 +1,4 @@
-"""What the caches of all layers have in common: tensors whose first axis is the row, and settings that all rows share."""
+"""Base class of the caches of all layers: tensors whose first axis is the batch row, and settings shared by all rows."""
 
 from __future__ import annotations
 
@@ -16,9 +16,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class RowCache:
-    """A dataclass of tensors (B, ...) and of settings; `position` (B,) int64 counts the tokens each row has seen.
+    """A dataclass of tensors (B, ...) and of settings; `position` (B,) int64 counts the tokens of each row.
 
-    A cache is a value: a layer returns a new one and leaves the one it was given as it was.
+    A cache is a value: a layer returns a new one and does not change the one it was given.
+
+    >>> @dataclass
+    ... class Tail(RowCache):
+    ...     inputs: Tensor
+    >>> tail = Tail(torch.tensor([3, 5]), torch.zeros(2, 4))
+    >>> tail.select([1, 1, 0]).position
+    tensor([5, 5, 3])
     """
 
     position: Tensor
@@ -32,18 +39,18 @@ class RowCache:
         return sum(x.numel() * x.element_size() for x in self.tensors().values())
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor by name, each with the row as its first axis: what to write into a file."""
+        """Every tensor by name, each with the batch row as its first axis."""
         named = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return {name: x for name, x in named.items() if isinstance(x, Tensor)}
 
     def settings(self) -> dict[str, int | bool | None]:
-        """The fields that are no tensors, all of them JSON."""
+        """The fields that are not tensors; all are JSON values."""
         named = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return {name: x for name, x in named.items() if not isinstance(x, Tensor)}
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor], **settings) -> Self:
-        """The cache whose `tensors()` and `settings()` these are."""
+        """The cache with these `tensors()` and `settings()`."""
         fields = dataclasses.fields(cls)
         required = {f.name for f in fields if f.default is dataclasses.MISSING}
         given = tensors.keys() | settings.keys()
@@ -57,11 +64,11 @@ class RowCache:
         return dataclasses.replace(self, **{name: function(x) for name, x in self.tensors().items()})
 
     def detach(self) -> Self:
-        """The same cache cut from the graph that made it (truncated back-propagation)."""
+        """The same cache, detached from its graph (truncated back-propagation)."""
         return self._map(Tensor.detach)
 
     def clone(self) -> Self:
-        """A fork: a copy that shares no memory."""
+        """A copy that shares no memory."""
         return self._map(Tensor.clone)
 
     def to(self, target: torch.device | str | torch.dtype) -> Self:
@@ -84,7 +91,7 @@ class RowCache:
         """One cache with the rows of all, in order."""
         if not caches:
             raise ValueError("stack needs at least one cache")
-        # what comes of joining is a copy of its own, whoever else holds the parts
+        # the result is a copy, whatever else holds the parts
         caches = [dataclasses.replace(c, inplace=False) if "inplace" in c.settings() else c for c in caches]
         first = caches[0]
         for other in caches[1:]:
@@ -101,10 +108,10 @@ def _kinds(cache: RowCache) -> dict:
 
 
 def place_tokens(old: Tensor, new: Tensor, source: Tensor, count: Tensor | int) -> Tensor:
-    """Slots of a buffer renewed: slot s of row b becomes token source[b, s] of the row, where that is one of its tokens.
+    """A buffer with new tokens: slot s of row b becomes token source[b, s] of that row, if the row has such a token.
 
-    old (B, S, ...), new (B, T, ...), source (B, S) with anything outside 0..count-1 for slots that stay, count (B,) or int.
-    Costs S however large T is.
+    old (B, S, ...), new (B, T, ...), source (B, S), outside 0..count-1 for slots that stay, count (B,) or int.
+    The cost does not depend on T.
 
     >>> old, new = torch.zeros(1, 4), torch.tensor([[1.0, 2.0, 3.0]])
     >>> place_tokens(old, new, torch.tensor([[-1, 2, 0, 3]]), 3)

@@ -1,7 +1,7 @@
-"""Work that keeps its arguments instead of its graph, and is done again in the backward pass.
+"""Activation checkpointing: a function that keeps its arguments instead of its graph, and is recomputed in the backward pass.
 
-Unlike torch's checkpoint the forward pass builds no graph at all, so that the work may itself call `torch.autograd.grad`;
-in return the function must take all it needs gradients of as arguments.
+Unlike with torch's checkpoint, the forward pass builds no graph, so that the function may itself call `torch.autograd.grad`.
+In return, every tensor that needs a gradient must be an argument.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def full_precision(device_type: str) -> torch.autocast:
 
 
 def recomputed(function: Callable[..., tuple], *tensors: Tensor | None) -> tuple:
-    """function(*tensors), a tuple of which those that are tensors carry gradients back to `tensors`.
+    """function(*tensors), a tuple. Gradients of its tensors reach `tensors` by recomputing the function.
 
     >>> x = torch.ones(3, requires_grad=True)
     >>> (y,) = recomputed(lambda x: (x.square().sum(),), x)

@@ -11,9 +11,9 @@ from .derivatives import transformed
 
 
 class Constant:
-    """Numbers that a module adds to a parameter, as a tensor of the parameter's device and of float32 or wider.
+    """Numbers that a module adds to a parameter, as a float32 or wider tensor on the device of the parameter.
 
-    No buffer: transformers' from_pretrained overwrites non-persistent ones with uninitialised memory, and `to_empty` loses them.
+    It is no buffer: transformers' from_pretrained overwrites non-persistent buffers with uninitialised memory, and `to_empty` loses them.
 
     >>> Constant([1.0, 2.0]).plus(torch.zeros(2))
     tensor([1., 2.])

@@ -1,4 +1,4 @@
-"""Causal depthwise convolution over time whose left context is explicit, so that any split of a sequence gives the same result.
+"""Causal depthwise convolution over time with an explicit left context: any split of a sequence into calls gives the same result.
 
 Shapes: B batch, T time, C channels, N documents, K = width.
 """
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 class CausalConv1d(nn.Module):
     """Depthwise causal convolution: y_t = Σ_j weight[j] x_{t-width+1+j}, channel by channel, without bias.
 
-    x: (B, T, C). tail: (B, width-1, C), the raw inputs just before x, zeros at the start (None). mask: (B, T) bool, True where
-    a token is valid; an invalid token is skipped as if it were not in the row, and its output is 0. cu_seqlens: (N+1,), the
-    document boundaries of a single packed row (B = 1); the convolution restarts at each and tails have batch N.
-    Returns y (B, T, C) and the tail to hand to the next call.
+    x: (B, T, C). tail: (B, width-1, C), the raw inputs just before x; None for zeros. mask: (B, T) bool, True for valid tokens;
+    an invalid token is skipped as if it were not in the row, and its output is 0. cu_seqlens: (N+1,), the
+    document boundaries of a single packed row (B = 1); the convolution restarts at each, and tails have batch N.
+    Returns y (B, T, C) and the tail for the next call.
 
     >>> conv = CausalConv1d(8, width=4)
     >>> x = torch.randn(2, 10, 8)
@@ -38,7 +38,7 @@ class CausalConv1d(nn.Module):
         nn.init.uniform_(self.weight, -(self.width**-0.5), self.width**-0.5)
 
     def checked_weight(self) -> Tensor:
-        """The weight (width, C). Raises a ValueError if another shape has taken its place."""
+        """The weight (width, C). Raises a ValueError if it was replaced by one of another shape."""
         if self.weight.shape != (self.width, self.channels):
             raise ValueError(
                 f"weight has shape {tuple(self.weight.shape)}, but {(self.width, self.channels)} is expected"
@@ -71,13 +71,13 @@ class CausalConv1d(nn.Module):
 def causal_conv(
     x: Tensor, weight: Tensor, tail: Tensor | None = None, mask: Tensor | None = None, cu_seqlens: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """`CausalConv1d` as a function of its weight (width, C); the tail keeps its dtype, which is x's where there was none."""
+    """`CausalConv1d` as a function of its weight (width, C). The new tail has the dtype of the old one, or of x without one."""
     context = weight.shape[0] - 1
     weight = weight.to(x.dtype)
     if tail is None:
         rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         tail = x.new_zeros(rows, context, x.shape[-1])
-    if mask is not None:  # move each row's valid tokens to its left end; there the rest is never looked at
+    if mask is not None:  # move the valid tokens of each row to its left end; the others then affect nothing
         mask = mask.bool()
         order = torch.argsort(mask.logical_not().to(torch.uint8), dim=1, stable=True)
         x = x.gather(1, order.unsqueeze(-1).expand_as(x))
@@ -100,17 +100,17 @@ def causal_conv(
 
 
 def _shrink(cu_seqlens: Tensor, mask: Tensor) -> Tensor:
-    """Boundaries of the documents once the invalid tokens of the packed row are taken out."""
+    """Boundaries of the documents after the invalid tokens of the packed row are removed."""
     before = torch.cat([mask.new_zeros(1, dtype=torch.int64), mask[0].cumsum(0)])
     return before[cu_seqlens.long()]
 
 
 def _packed(x: Tensor, weight: Tensor, tail: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
-    """Documents side by side in one row, each given its own tail in front: [tail_0 doc_0 tail_1 doc_1 …]."""
+    """Documents in one row, each behind its own tail: [tail_0 doc_0 tail_1 doc_1 …]."""
     context, documents, channels = weight.shape[0] - 1, tail.shape[0], x.shape[-1]
     ends = cu_seqlens.to(device=x.device, dtype=torch.int64)
     tokens = torch.arange(x.shape[1], device=x.device)
-    document = torch.searchsorted(ends[1:].contiguous(), tokens, right=True)  # N for what lies behind the last one
+    document = torch.searchsorted(ends[1:].contiguous(), tokens, right=True)  # N for tokens behind the last one
     place = tokens + (document + 1) * context
     slots = torch.arange(documents, device=x.device).unsqueeze(1) * context + torch.arange(context, device=x.device)
     tail_place = (ends[:-1].unsqueeze(1) + slots).flatten()
@@ -123,8 +123,10 @@ def _packed(x: Tensor, weight: Tensor, tail: Tensor, cu_seqlens: Tensor) -> tupl
 
 
 class _Convolve(torch.autograd.Function):
-    """(B, K-1+T, C), (K, C) -> (B, T, C) as K shifted multiplies. On a CPU this trains 3 times as fast as F.conv1d, and in
-    every dtype; autograd's own backward of the shifts would build K padded copies."""
+    """(B, K-1+T, C), (K, C) -> (B, T, C) as K shifted multiplications.
+
+    On a CPU this trains 3 times as fast as F.conv1d, in every dtype; autograd's own backward of the shifts would build K padded copies.
+    """
 
     @staticmethod
     def forward(ctx, padded: Tensor, weight: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Backward passes that cannot be differentiated again, and calls under `torch.func`: both raise an error that names the alternative."""
+"""Errors for second derivatives and for `torch.func` transforms that a function does not support; each names the alternative."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ SCAN = "use mnemos.memory.reference_scan in the place of scan, or backend='torch
 
 
 def first_order_only(instead: str) -> Callable[[Callable], Callable]:
-    """Decorates `backward` of an autograd.Function: NotImplementedError under create_graph=True, with what to do `instead`.
+    """Decorator for `backward` of an autograd.Function: raises NotImplementedError under create_graph=True, naming the alternative `instead`.
 
-    torch's own `once_differentiable` raises only if a gradient that comes in depends on something: that of `y.sum()` does not, and
+    torch's own `once_differentiable` raises only if the incoming gradient requires a gradient. That of `y.sum()` does not, and
     the second derivative would lack all terms that pass through the function.
 
     >>> class Square(torch.autograd.Function):
@@ -55,7 +55,7 @@ def transformed() -> bool:
 
 
 def refuse_transforms(name: str) -> None:
-    """NotImplementedError inside torch.func transforms."""
+    """Raise NotImplementedError inside torch.func transforms."""
     if transformed():
         raise NotImplementedError(
             f"{name} does not support torch.func transforms (grad, vmap, jvp and others): "

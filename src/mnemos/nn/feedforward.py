@@ -1,4 +1,4 @@
-"""The feed-forward part of a block."""
+"""The feed-forward layer of a block."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def swiglu(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
 class SwiGLU(nn.Module):
     """down(silu(gate(x)) * up(x)), without biases. x (..., dim) -> (..., dim).
 
-    hidden: the inner width, by default int(8/3 dim), which costs as many parameters as a plain layer of 4 dim.
-    `gate_up` holds both input maps, the gate's rows first.
+    hidden: the inner width, by default int(8/3 dim), which has as many parameters as a plain layer of width 4 dim.
+    `gate_up` holds both input maps, the rows of the gate first.
 
     >>> import torch
     >>> layer = SwiGLU(48)

@@ -1,4 +1,4 @@
-"""What both kinds of attention share: the projections to heads, with norms and rotary positions, and one call of SDPA.
+"""Shared by both kinds of attention: projections to heads with norms and rotary positions, and one call of SDPA.
 
 Shapes: B batch, T time, S keys, H query heads, G key-value heads, D head dim.
 """
@@ -14,11 +14,11 @@ from .linear import Linear
 from .norm import RMSNorm, rms_norm
 from .rotary import rotary_table, rotate
 
-Table = tuple[Tensor, Tensor]  # cos and sin, as `rotary_table` gives them
+Table = tuple[Tensor, Tensor]  # cos and sin, as `rotary_table` returns them
 
 
 class Heads(nn.Module):
-    """Projections of attention: `qkv` holds the maps of queries, keys and values, `out` the way back."""
+    """Projections of attention: `qkv` holds the maps to queries, keys and values, `out` the map from the heads to dim."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Heads(nn.Module):
         return rotary_table(positions, self.head_dim, self.rope_theta, torch.promote_types(dtype, torch.float32))
 
     def project(self, x: Tensor, angles: Table) -> tuple[Tensor, Tensor, Tensor]:
-        """x (B, T, dim) turned by these angles -> q (B, T, H, D), k and v (B, T, G, D)."""
+        """x (B, T, dim) -> q (B, T, H, D), k and v (B, T, G, D), with q and k rotated by these angles."""
         qk, v = self._split(self.qkv(x), self.heads + self.kv_heads)
         if self.q_norm is not None and self.k_norm is not None:
             weight = torch.cat(
@@ -63,7 +63,7 @@ class Heads(nn.Module):
         return q, k, v
 
     def project_keys(self, x: Tensor, angles: Table | None = None) -> tuple[Tensor, Tensor]:
-        """x (B, T, dim) -> k, v (B, T, G, D); un-rotated where there are no angles."""
+        """x (B, T, dim) -> k, v (B, T, G, D), with k rotated by these angles, if any."""
         k, v = self._split(F.linear(x, self.qkv.weight[self.heads * self.head_dim :]), self.kv_heads)
         if self.k_norm is not None:
             k = self.k_norm(k)
@@ -74,7 +74,7 @@ class Heads(nn.Module):
         return parts[0], parts[1]
 
     def check(self, x: Tensor, mask: Tensor | None, cache: RowCache | None, kind: type[RowCache]) -> None:
-        """Refuse, in words, what does not fit this layer."""
+        """Raise a ValueError for arguments that do not fit this layer."""
         if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[-1] != self.dim or 0 in x.shape:
             got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(

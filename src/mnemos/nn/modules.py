@@ -1,4 +1,4 @@
-"""Questions about modules."""
+"""Checks of modules."""
 
 from __future__ import annotations
 

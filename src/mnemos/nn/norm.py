@@ -1,4 +1,4 @@
-"""Norms that compute in float32 or wider and give back the dtype they were given."""
+"""Norms, computed in float32 or wider and returned in the dtype of the input."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _wide(x: Tensor) -> Tensor:
 
 @operation
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, gate: Tensor | None = None) -> Tensor:
-    """x / sqrt(mean(x²) + eps) over the last axis, times `weight`, times SiLU of `gate`, which is like x.
+    """x / sqrt(mean(x²) + eps) over the last axis, times `weight`, times SiLU of `gate`, which has the shape of x.
 
     (..., D) -> (..., D), with a finite gradient at 0. weight: (D,), or as many of x's last axes as it has.
 
@@ -30,7 +30,7 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, gate: T
 
 @operation
 def l2_normalize(x: Tensor, eps: float = 1e-6) -> Tensor:
-    """x / sqrt(Σ x² + eps) over the last axis: a unit vector, or 0 with a finite gradient where x is 0.
+    """x / sqrt(Σ x² + eps) over the last axis: a unit vector, or 0 with a finite gradient if x is 0.
 
     >>> l2_normalize(torch.tensor([3.0, 4.0]))
     tensor([0.6000, 0.8000])
@@ -40,7 +40,7 @@ def l2_normalize(x: Tensor, eps: float = 1e-6) -> Tensor:
 
 
 class RMSNorm(nn.Module):
-    """`rms_norm` over the last axis with a learned scale per feature, 1 at the start.
+    """`rms_norm` over the last axis with a learned scale per feature, initially 1.
 
     >>> RMSNorm(8)(torch.randn(2, 5, 8)).shape
     torch.Size([2, 5, 8])

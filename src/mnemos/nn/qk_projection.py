@@ -3,7 +3,7 @@
     normalise="sum"      q'_t = M_t q_t / (n_p + Σ_i decay^(t-i) gate_i ‖k_i‖²)
     normalise="per_key"  q'_t = M_t q_t, with every k kᵀ divided by its own ‖k‖²
 
-M_p = Σ_p k_p k_pᵀ and n_p = Σ_p ‖k_p‖² come from learned persistent keys, which neither decay nor leave. The sums run over
+M_p = Σ_p k_p k_pᵀ and n_p = Σ_p ‖k_p‖² come from learned persistent keys, which do not decay. The sums run over
 all tokens up to t, or over a window of them. M_t is never built inside a chunk: M_t q_t = Σ_i w_{t,i} (q_t·k_i) k_i.
 Shapes: B batch, T time, H heads, D head dim, P persistent keys, N chunks, C chunk size, c window.
 """
@@ -29,10 +29,10 @@ WIDEST = 2**20  # sizes may come from a file and must not exhaust the machine
 
 @dataclass
 class QKCache(RowCache):
-    """What B rows remember of their keys, float32 or wider, of a fixed size.
+    """Statistics of the keys of B rows, float32 or wider, of a fixed size.
 
     Without a window: gram (B, H, D, D) and norm (B, H), the sums without their persistent part. With a window c: the last
-    c-1 keys (B, c-1, H, D) and their gates (B, c-1, H), in order of time, gate 0 where there were none.
+    c-1 keys (B, c-1, H, D) and their gates (B, c-1, H), in order of time; before the first token the gate is 0.
     """
 
     gram: Tensor | None = None
@@ -70,13 +70,13 @@ def check_choices(
 
 
 class QKProjection(nn.Module):
-    """A layer around the Gram memory. x (B, T, dim) -> y (B, T, dim), and the cache to go on with.
+    """A layer around the Gram memory. x (B, T, dim) -> y (B, T, dim), and the cache to resume from.
 
     q, k projections, gate = σ(MLP(x)) per token and head → `project` → output map. Call `project` for heads of your own.
 
-    persistent: learned keys, seen from the first token on. window: how many tokens the sum holds, the current one included;
-    None for all. decay: start of the learned decay per head, None for none. gate_hidden: width of the gate's MLP, None for
-    gate 1. normalise: "sum" or "per_key". chunk_size: a choice of speed alone.
+    persistent: the number of learned keys. window: the number of tokens in the sum, the current one included;
+    None for all. decay: initial value of the learned decay per head, None for no decay. gate_hidden: width of the gate's MLP, None for
+    gate 1. normalise: "sum" or "per_key". chunk_size: affects speed alone.
 
     >>> layer = QKProjection(dim=32, heads=4)
     >>> x = torch.randn(2, 100, 32)
@@ -121,7 +121,7 @@ class QKProjection(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw persistent keys of about unit norm; the decay as it was given."""
+        """Initialise persistent keys of about unit norm, and the decay."""
         if self.persistent_keys is not None:
             nn.init.normal_(self.persistent_keys, std=self.head_dim**-0.5)
         if self.decay_offset is not None:
@@ -130,8 +130,10 @@ class QKProjection(nn.Module):
     def forward(
         self, x: Tensor, cache: QKCache | None = None, mask: Tensor | None = None, use_cache: bool = True
     ) -> tuple[Tensor, QKCache | None]:
-        """x (B, T, dim) after the tokens of `cache`. mask: (B, T) bool, True on a prefix of each row; tokens behind it
-        change nothing, their y is finite and means nothing."""
+        """x (B, T, dim) after the tokens of `cache` -> y (B, T, dim) and the new cache (None without use_cache).
+
+        mask: (B, T) bool, True on a prefix of each row. Tokens behind it are not written to the cache; their y is finite but arbitrary.
+        """
         if x.dim() != 3 or x.shape[-1] != self.dim or 0 in x.shape:
             raise ValueError(
                 f"x has shape {tuple(x.shape)}, but (batch, time, dim={self.dim}) with at least one token is expected"
@@ -211,7 +213,7 @@ class QKProjection(nn.Module):
         return total / (norm + self.eps).unsqueeze(-1) if self.normalise == "sum" else total
 
     def _step(self, q, k, gate, cache: QKCache, mask: Tensor | None) -> tuple[Tensor, Tensor, QKCache]:
-        """One token per row: the recurrence itself."""
+        """One token per row: the recurrence."""
         assert cache.gram is not None and cache.norm is not None
         keep = self._log_decay(q).exp()
         if mask is not None:
@@ -255,7 +257,7 @@ class QKProjection(nn.Module):
         for n in range(N):
             gram.append(torch.addcmul(added[:, :, n], gram[-1], kept[:, :, n, None, None]))
             sums.append(torch.addcmul(added_norm[:, :, n], sums[-1], kept[:, :, n]))
-        since = (log_decay * age).exp()  # what is left of a chunk's start
+        since = (log_decay * age).exp()  # decay since the start of the chunk
         total = total + since.unsqueeze(-1) * (q @ torch.stack(gram[:-1], 2))
         norm = norm + since * torch.stack(sums[:-1], 2).unsqueeze(-1)
 

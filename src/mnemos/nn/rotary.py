@@ -1,4 +1,4 @@
-"""Rotary positions: queries and keys turned by an angle that grows with their position, so that scores see distances.
+"""Rotary positions: queries and keys are rotated by angles proportional to their positions, so that scores depend on distances.
 
 Shapes: B batch, T time, H heads, D head dim.
 """
@@ -14,9 +14,9 @@ from torch import Tensor
 def rotary_table(
     positions: Tensor, dim: int, theta: float = 10000.0, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin of the angles of positions (B, T): two (B, T, 1, dim/2). Pair i turns by theta^(-2i/dim) per token.
+    """cos and sin of the angles of positions (B, T): two (B, T, 1, dim/2). Pair i rotates by theta^(-2i/dim) per token.
 
-    Angles are taken in float64, so that position ten million is as exact as position ten; dtype is float32 or wider.
+    Angles are computed in float64, so that position ten million is as exact as position ten; dtype is float32 or wider.
 
     >>> cos, sin = rotary_table(torch.tensor([[0, 10_000_000]]), dim=8)
     >>> cos.shape, bool(torch.allclose(cos[0, 1, 0, 0].double(), torch.tensor(1e7, dtype=torch.float64).cos()))
@@ -32,7 +32,7 @@ def rotary_table(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (x_i, x_{i + D/2}) of x (B, T, H, D) by the angles of a `rotary_table`. Position 0 leaves x as it is.
+    """Rotate the pairs (x_i, x_{i + D/2}) of x (B, T, H, D) by the angles of a `rotary_table`. Position 0 is no rotation.
 
     >>> x = torch.randn(2, 3, 4, 8)
     >>> torch.equal(rotate(x, *rotary_table(torch.zeros(2, 3), 8)), x)
@@ -43,7 +43,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def apply_rotary(x: Tensor, positions: Tensor, theta: float = 10000.0) -> Tensor:
-    """Rotary positions (B, T) of x (B, T, H, D), in float32 or wider, given back in the dtype of x.
+    """x (B, T, H, D) rotated by its positions (B, T), computed in float32 or wider and returned in the dtype of x.
 
     >>> x = torch.randn(1, 2, 1, 8, dtype=torch.float64)
     >>> near = apply_rotary(x, torch.tensor([[3, 5]]))

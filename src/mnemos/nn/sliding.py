@@ -1,6 +1,6 @@
-"""Attention over a sliding window in plain torch: blocks of queries, each with the keys its window can reach.
+"""Attention over a sliding window in plain torch: blocks of queries, each with the keys inside its windows.
 
-The work grows with T x window, and so does nothing else: one mask serves all blocks.
+The work grows with T x window. All blocks share one mask.
 Shapes: B batch, T time, H query heads, G key-value heads, D head dim, P persistent, W window, N blocks, C block size.
 """
 
@@ -15,15 +15,15 @@ from .heads import attend
 def sliding_attention(q: Tensor, k: Tensor, v: Tensor, window: int, persistent: int = 0, block: int = 0) -> Tensor:
     """Token t sees tokens t-window+1..t and the first `persistent` ones, which see each other causally.
 
-    q (B, T, H, D), k and v (B, T, G, D), the persistent tokens in front and outside of the window's count -> (B, T, H, D).
-    block: queries per block, 0 for a size that suits the window.
+    q (B, T, H, D), k and v (B, T, G, D), the persistent tokens first and not counted by the window -> (B, T, H, D).
+    block: queries per block, 0 for a size that depends on the window.
 
     >>> q, k, v = torch.randn(3, 1, 100, 2, 8)
     >>> y = sliding_attention(q, k, v, window=5)
     >>> torch.allclose(y[:, -1:], attend(q[:, -1:], k[:, -5:], v[:, -5:]), atol=1e-6)
     True
     """
-    first = min(q.shape[1], persistent + window)  # these see all that came before them
+    first = min(q.shape[1], persistent + window)  # these see all tokens before them
     y = attend(q[:, :first], k[:, :first], v[:, :first], causal=True)
     if first == q.shape[1]:
         return y
@@ -36,7 +36,7 @@ def sliding_attention(q: Tensor, k: Tensor, v: Tensor, window: int, persistent: 
 def full_windows(
     q: Tensor, k: Tensor, v: Tensor, persistent_k: Tensor, persistent_v: Tensor, window: int, block: int = 0
 ) -> Tensor:
-    """The queries from position `window` on, whose windows lie within the tokens at hand.
+    """Attention of the queries from position `window` on, whose windows lie within the given keys.
 
     q (B, R, H, D) at positions W..W+R-1; k, v (B, W+R, G, D) from position 0; persistent (B, P, G, D) -> (B, R, H, D).
     """
@@ -58,12 +58,12 @@ def full_windows(
 
 
 def block_size(window: int) -> int:
-    """Half a window, for it wastes a third of the scores where a whole one wastes half; not so small that overhead rules."""
+    """Queries per block: half a window, which wastes a third of the scores (a whole one: half), within limits set by overhead."""
     return min(128, max(32, window // 2))
 
 
 def reach(x: Tensor, persistent: Tensor, N: int, C: int, W: int) -> Tensor:
-    """What each of N blocks can see: persistent, the W tokens before it, its own C. (B, W+R, ...) -> (B*N, P+W+C, ...)."""
+    """Tokens that each of N blocks sees: persistent, the W before it, its own C. (B, W+R, ...) -> (B*N, P+W+C, ...)."""
     B, P = persistent.shape[:2]
 
     def shifted(start: int, width: int) -> Tensor:

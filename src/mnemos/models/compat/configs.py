@@ -18,7 +18,7 @@ WINDOW = 512  # of attention, and the segment of MAC
 
 
 class ForeignConfig:
-    """What both configs share: names are checked when they are set, values when a config is made and when it is translated."""
+    """Base of both configs: names are checked when they are set, values when a config is made and when it is translated."""
 
     variant: str | None
     default_variant = "MAG"
@@ -53,7 +53,7 @@ class ForeignConfig:
             raise ValueError(f"{', '.join(given)} has no effect: {reason}")
 
     def check_block(self) -> None:
-        """Refuse settings of attention that the block does not read."""
+        """Raise a ValueError for settings of attention that the block does not use."""
         block = self.block
         self.refuse_without_effect(("chunk_size",), block == "mac", f"only MAC has segments, not {block.upper()}")
         self.refuse_without_effect(
@@ -144,7 +144,7 @@ class AtlasConfig(ForeignConfig):
     learning_rate_inner, momentum_beta or muon_momentum: values of the gates before training. use_momentum: None is True.
     learnable_decay_weights: tokens of a window are weighted by a gate of the token (None, True), or by a base to the power of the lag
     that is learned from exp(-1 / context_window) on (False). polynomial_degree: None is 2, and 1 is none; use_polynomial_features=False
-    says the same. taylor_expansion_order: of `DeepTransformer`'s kernel, in place of the exponential.
+    is the same. taylor_expansion_order: of `DeepTransformer`'s kernel, in place of the exponential.
     Ablations: polynomial_degree=1, use_muon_optimizer=False, memory_depth=1, context_window=1.
 
     >>> AtlasConfig(hidden_size=64, num_layers=2, context_window_size=8, vocab_size=100).translated().memory["window"]

@@ -1,4 +1,4 @@
-"""`TitansLM`, `Atlas`, `OmegaNet` and `DeepTransformer`, and the calls that all models of other names have."""
+"""`TitansLM`, `Atlas`, `OmegaNet` and `DeepTransformer`, and the methods that all models of other names share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from . import unsupported
 from .configs import AtlasConfig, ForeignConfig, TitansConfig, monomials
 from .memory import Surprises
 
-CALL = (  # what transformers itself passes to a model, beside the arguments of `MnemosForCausalLM.forward`
+CALL = (  # keywords that transformers itself passes to a model, beside the arguments of `MnemosForCausalLM.forward`
     *(name for name in inspect.signature(MnemosForCausalLM.forward).parameters if name not in ("self", "kwargs")),
     *TransformersKwargs.__annotations__,
     *("return_dict", "cache_position", "token_type_ids", "is_first_iteration", "next_sequence_length"),
@@ -45,7 +45,7 @@ def extends(base):
 
 
 class ForeignModel(MnemosForCausalLM):
-    """What all models of other names share: checked keywords, `return_surprises`, and sampling where its options are given."""
+    """Base of all models of other names: checked keywords, `return_surprises`, and sampling if its options are given."""
 
     @extends(MnemosForCausalLM)
     def forward(self, input_ids: Tensor | None = None, *args, return_surprises: bool = False, **kwargs):
@@ -121,7 +121,7 @@ class FromConfig(ForeignModel):
         return atlas_config(cls, config).translated()
 
     def draw_maps(self) -> None:
-        """Draw all linear maps with the standard deviation of the embeddings. Gates begin at their own values."""
+        """Initialise all linear maps with the standard deviation of the embeddings. Gates keep their own initialisation."""
         gates = {id(part) for gate in self.modules() if isinstance(gate, Gating | Gate) for part in gate.modules()}
         for module in self.modules():
             if isinstance(module, nn.Linear) and id(module) not in gates:
@@ -144,7 +144,7 @@ class FromConfig(ForeignModel):
         return out
 
     def generate(self, inputs: Tensor | None = None, *args, **kwargs):
-        """`max_new_tokens` is 100 where no length is given."""
+        """`max_new_tokens` is 100 if no length is given."""
         lengths = ("max_new_tokens", "max_length", "generation_config", "max_time", "stopping_criteria")
         settings = self.generation_config
         given = any(name in kwargs for name in lengths) or settings.max_new_tokens or settings.max_length
@@ -154,7 +154,7 @@ class FromConfig(ForeignModel):
 
 
 class TitansLM(FromConfig):
-    """Titans' MAC, MAG, MAL or LMM, as the config or `variant` says; with an `AtlasConfig`, of Atlas' memory.
+    """Titans' MAC, MAG, MAL or LMM, by the config or `variant`; with an `AtlasConfig`, of Atlas' memory.
 
     >>> import torch
     >>> model = TitansLM(TitansConfig(d_model=64, num_layers=1, vocab_size=50, num_heads=2), variant="MAG")
@@ -168,7 +168,7 @@ class TitansLM(FromConfig):
         if variant is not None:
             given = config.layers if isinstance(config, MnemosConfig) else getattr(config, "variant", None)
             if given is not None and str(variant).lower() != (given.lower() if isinstance(given, str) else given):
-                raise ValueError(f"variant={variant!r}, but the config says {given!r}")
+                raise ValueError(f"variant={variant!r}, but the config has {given!r}")
             if isinstance(config, ForeignConfig):
                 config = dataclasses.replace(config, variant=variant)
         super().__init__(config)

@@ -51,7 +51,7 @@ KEYWORDS = (*RENAMED, *SWITCHES, "poly_mode", "poly_degree", "poly_sketch_size",
 
 class Surprises(NamedTuple):
     """momentary: (B, T, H), norm of each token's gradient, summed over its window. past: (B, T, H), norm of the momentum after it.
-    loss: (B, T, H), the token's loss before it is written. All cut from the graph."""
+    loss: (B, T, H), the token's loss before it is written. All are detached."""
 
     momentary: Tensor
     past: Tensor
@@ -225,7 +225,7 @@ class AtlasAttention(engine.NeuralMemory):
 
 
 class AtlasMemoryUpdate(nn.Module):
-    """One write of the Omega rule into any network, by Muon or by gradient descent, as the config says.
+    """One write of the Omega rule into any network, by Muon or by gradient descent.
 
     The layers of our models do the same for every token, window and head at once, and forget: this is the rule alone, for networks of
     your own.

@@ -37,7 +37,7 @@ NO_SEGMENTS = "only MemoryAsContextTransformer has segments and long-term tokens
 
 
 class Transformer(ForeignModel):
-    """What num_tokens, dim, depth, … mean, whatever the block. Layers are counted from 1 in `neural_memory_layers`."""
+    """Translation of num_tokens, dim, depth, … for any block. Layers are counted from 1 in `neural_memory_layers`."""
 
     block = "lmm"
     without_effect: dict[str, str] = {}  # noqa: RUF012

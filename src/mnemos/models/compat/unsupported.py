@@ -29,8 +29,8 @@ MEMORY = {
     "learned_combine_include_zeroth": Unsupported("momentum is of the first order", (False,)),
     "num_kv_per_token": Unsupported("a token writes one pair per head; give more heads", (1,)),
     "qkv_receives_diff_views": Unsupported("queries, keys and values are projected from the same input", (False,)),
-    "pre_rmsnorm": Unsupported("the blocks of a model normalise what a memory reads", (False,)),
-    "post_rmsnorm": Unsupported("what is read is always normalised", (True,)),
+    "pre_rmsnorm": Unsupported("the blocks of a model normalise the input of a memory", (False,)),
+    "post_rmsnorm": Unsupported("the output of a read is always normalised", (True,)),
     "max_grad_norm": Unsupported("value_bound and max_lr bound the writes", (None,)),
     "use_accelerated_scan": Unsupported(ONE_SCAN, (False,)),
     "init_adaptive_step_bias": Unsupported("give lr_init, the initial learning rate itself", (None,)),
@@ -46,7 +46,7 @@ MEMORY = {
     "learnable_forget": Unsupported(LEARNED, (True,)),
     "token_level_params": Unsupported("gates are per token, not per chunk", (True,)),
     "use_weight_decay": Unsupported("the forget gate is the weight decay; give use_forget_gate=False", (True,)),
-    "use_layer_norm": Unsupported("what is read is always normalised", (True,)),
+    "use_layer_norm": Unsupported("the output of a read is always normalised", (True,)),
 }
 
 TRANSFORMER = {
@@ -93,7 +93,7 @@ ATLAS_CONFIG = CONFIG | {
 }
 
 MEMORY_CALL = {
-    "store_seq": Unsupported("what is read is what is written; use mem.write and mem.read for two sequences", (None,)),
+    "store_seq": Unsupported("reads and writes use the same sequence; use mem.write and mem.read for two", (None,)),
     "store_mask": Unsupported("mask leaves tokens out of writing and reading alike", (None,)),
     "prev_weights": Unsupported("a memory does not read the weights of another layer", (None,)),
     "ttt_batch_size": Unsupported("chunk_size alone sets where gradients are taken", (None,)),
