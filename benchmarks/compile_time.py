@@ -3,7 +3,7 @@
     python benchmarks/compile_time.py                           # inductor, all families: some minutes
     python benchmarks/compile_time.py --only titans-mag swa --backend aot_eager
 
-float32, byte vocabulary, dim 64, depth 2, batch 1 x 128. Each preset has a process of its own and an empty inductor cache.
+float32, byte vocabulary, dim 64, depth 1, batch 1 x 128. Each preset has a process of its own and an empty inductor cache.
 CPU seconds count this process and the compilers that it starts; the wall clock also counts what else the machine does.
 """
 
@@ -20,7 +20,7 @@ import tempfile
 import time
 
 PRESETS = ("titans-mag", "deltanet", "atlas", "deeptransformer", "titans-mac", "swa")
-SHAPE = dict(vocab_size=256, hidden_size=64, num_attention_heads=2, num_hidden_layers=2)
+SHAPE = dict(vocab_size=256, hidden_size=64, num_attention_heads=2, num_hidden_layers=1)
 TOKENS, STEPS = 128, 7
 
 

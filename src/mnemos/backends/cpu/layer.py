@@ -23,6 +23,8 @@ def unsupported(*tensors: Tensor | None) -> str | None:
     """Why the kernels do not compute with these tensors, or None if they do."""
     if transformed() or torch.is_autocast_enabled("cpu"):
         return "torch.func and autocast need torch operations"
+    if torch.compiler.is_compiling() and not torch.is_grad_enabled():
+        return "without gradients the compiler's own kernels are faster than calls of an operator"
     given = [x for x in tensors if x is not None]
     dtype = given[0].dtype
     if dtype not in (torch.float32, torch.float64):
