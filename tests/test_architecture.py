@@ -46,12 +46,6 @@ TRANSLATIONS = (  # data about the package's own parts: tables of presets, and t
     "mnemos.models.presets",
     "mnemos.models.compat",
 )
-KNOWN = {  # module: names that it compares; to be removed
-    "mnemos.eval.capacity": {"elementwise", "elementwise_concat", "identity", "linear", "muon"},
-    "mnemos.train.estimate": {"mac"},
-    "mnemos.train.probes": {"mac", "mag", "mal", "qk"},
-    "mnemos.train.telemetry": {"attention", "lmm", "mac", "mag", "mal", "muon"},
-}
 
 
 @functools.cache
@@ -220,7 +214,6 @@ def test_no_module_compares_a_registered_name(name):
     if name.startswith(TRANSLATIONS):
         return
     found = compared_names(name, ast.parse(modules()[name].read_text()))
-    found -= KNOWN.get(name, set())
     assert not found, f"{name} compares {', '.join(map(repr, sorted(found)))}: use a property of the registered class"
 
 

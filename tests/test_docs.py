@@ -22,9 +22,11 @@ from mnemos import cli
 from mnemos.cli.train import read_arguments
 from mnemos.data.readers import READERS
 from mnemos.eval import SUITES
+from mnemos.memory.config import GATINGS
 from mnemos.memory.features import FEATURES
 from mnemos.memory.losses import LOSSES
 from mnemos.memory.networks import STRUCTURES
+from mnemos.memory.retention import RETENTIONS
 from mnemos.memory.rules import RULES
 from mnemos.models.gate import GATES
 from mnemos.models.mixer import BLOCKS
@@ -39,7 +41,18 @@ RUN_BY_ANOTHER_TEST = {"data.md"}  # tests/data/test_data_page.py
 @pytest.fixture(autouse=True)
 def registries():
     """Examples register parts; every test begins with those of the package."""
-    changed: tuple[dict, ...] = (cli.COMMANDS, SUITES, READERS, TRACKERS, FEATURES, LOSSES, STRUCTURES, RULES)
+    changed: tuple[dict, ...] = (
+        cli.COMMANDS,
+        SUITES,
+        READERS,
+        TRACKERS,
+        FEATURES,
+        LOSSES,
+        STRUCTURES,
+        RULES,
+        RETENTIONS,
+        GATINGS,
+    )
     changed += (BLOCKS, GATES)
     before = [(registry, dict(registry)) for registry in changed]
     yield

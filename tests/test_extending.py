@@ -73,8 +73,8 @@ import torch
 from torch import Tensor, nn
 from mnemos.cli import register_command
 from mnemos.memory import (
-    CommittedRule, FeatureMap, InnerLoss, NeuralMemory, Structure,
-    register_features, register_loss, register_rule, register_structure
+    CommittedRule, FeatureMap, Gates, InnerLoss, NeuralMemory, Structure, TransformedRetention,
+    register_features, register_gating, register_loss, register_retention, register_rule, register_structure
 )
 from mnemos.models import Gate, Mixer, register_block, register_gate
 from mnemos.models.cache_forms import CacheForm, attention_form, memory_form
@@ -152,6 +152,27 @@ class UnitStep(CommittedRule):
     def step(self, S, spec):
         return S / (1e-6 + S.square().sum((-2, -1), keepdim=True)).sqrt()
 
+@register_retention
+class Soft(TransformedRetention):
+    name = "soft"
+
+    def __init__(self, bound: float = 2.0):
+        self.bound = bound
+
+    def weights(self, A):
+        return self.bound * (A / self.bound).tanh()
+
+@register_gating
+class PerHead(nn.Module):
+    name = "per_head"
+
+    def __init__(self, config):
+        super().__init__()
+        self.rate = nn.Parameter(torch.zeros(config.head_count))
+
+    def forward(self, x):
+        return Gates(lr=0.1 * self.rate.sigmoid().expand(*x.shape[:2], -1))
+
 @register_structure
 class Highway(Structure):
     name, residual = "highway", True
@@ -188,6 +209,7 @@ CHOICES = {
     "rule": {"rule": "unit_step", "commit_every": 4},
     "structure": {"structure": "highway"},
     "features": {"features": "waves"},
+    "retention": {"retention": "soft(bound=1.5)", "commit_every": 2},
     "all four": {
         "objective": "log_cosh",
         "rule": "unit_step",
@@ -196,7 +218,9 @@ CHOICES = {
         "features": "waves",
     },
 }
-MODELS = {name: {f"memory_{key}": value for key, value in choices.items()} for name, choices in CHOICES.items()} | {
+LAYERS = {name: choices | ({"momentum": False} if "retention" in choices else {}) for name, choices in CHOICES.items()}
+LAYERS |= {"gating": {"gating": "per_head"}}
+MODELS = {name: {f"memory_{key}": value for key, value in choices.items()} for name, choices in LAYERS.items()} | {
     "block": {"layers": ["convolution", "swa"], "num_hidden_layers": 2},
     "block with memory": {"layers": ["difference", "mac", "convolution"], "num_hidden_layers": 3},
     "block in place of memory": {"layers": ["difference", "mag"], "num_hidden_layers": 2, "memory_layers": [1]},
@@ -257,16 +281,18 @@ def model(tmp_path_factory):
 def library(tmp_path_factory):
     """A folder with the module my_parts, whose parts are registered while the tests of this file run."""
     from mnemos.cli import COMMANDS
+    from mnemos.memory.config import GATINGS
     from mnemos.memory.features import FEATURES
     from mnemos.memory.losses import LOSSES
     from mnemos.memory.networks import STRUCTURES
+    from mnemos.memory.retention import RETENTIONS
     from mnemos.memory.rules import RULES
     from mnemos.models.gate import GATES
     from mnemos.models.mixer import BLOCKS
 
     folder = tmp_path_factory.mktemp("library")
     (folder / "my_parts.py").write_text(PARTS)
-    registries: tuple[dict, ...] = (COMMANDS, FEATURES, LOSSES, STRUCTURES, RULES, BLOCKS, GATES)
+    registries: tuple[dict, ...] = (COMMANDS, FEATURES, LOSSES, STRUCTURES, RULES, RETENTIONS, GATINGS, BLOCKS, GATES)
     before = [(registry, dict(registry)) for registry in registries]
     import_named(str(folder / "my_parts.py"))
     yield folder
@@ -500,7 +526,8 @@ def test_scan_and_step_are_the_reference_for_parts_of_ones_own(library, name, wi
     v, W0 = normal(B, length, H, 4), [normal(H, *shape, scale=shape[0] ** -0.5) for shape in spec.shapes]
     lr, momentum, retain, gate = uniform(0, 0.1), uniform(0.5, 0.95), uniform(0.8, 1), uniform(0.2, 1)
     features = make_features(spec, H)
-    leaves = [q, k, v, lr, momentum, retain, gate, *W0]
+    momentum = momentum if spec.update_rule.momentum_gate else None
+    leaves = [x for x in (q, k, v, lr, momentum, retain, gate, *W0) if x is not None]
     leaves += [] if features is None else list(features.double().parameters())
 
     def result(run) -> list[torch.Tensor]:
@@ -516,7 +543,7 @@ def test_scan_and_step_are_the_reference_for_parts_of_ones_own(library, name, wi
     def by_step(state):
         found = []
         for t in range(length):
-            each = [x[:, t : t + 1] for x in (q, k, v, lr, momentum, retain, gate)]
+            each = [None if x is None else x[:, t : t + 1] for x in (q, k, v, lr, momentum, retain, gate)]
             y, state = step(*each[:3], Gates(*each[3:]), state, spec, features)
             found.append(y)
         return torch.cat(found, 1), state
@@ -527,10 +554,10 @@ def test_scan_and_step_are_the_reference_for_parts_of_ones_own(library, name, wi
             assert_close(x, y, EXACT, f"{name}, tensor {i}")
 
 
-@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_with_parts_of_ones_own_decodes_as_it_reads(library, name):
     torch.manual_seed(0)
-    layer = NeuralMemory(dim=16, heads=2, chunk_size=4, **CHOICES[name]).double()
+    layer = NeuralMemory(dim=16, heads=2, chunk_size=4, **LAYERS[name]).double()
     x = torch.randn(2, 23, 16, dtype=torch.float64)
     whole, _ = layer(x)
     first, state = layer(x[:, :9])

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..memory import Gates, MemorySpec, MemoryState, make_features, read, scan
+from ..memory.features import FEATURES
 
 EXACT = 1e-3  # relative error below which a pair counts as recalled exactly
 DOUBLINGS = {"1 pass": 0, "64 passes": 6, "2^20 passes": 20}  # squarings of one pass, for the feature maps
@@ -83,23 +84,16 @@ def linear_spec(features: str, degree: int = 2, feature_dim: int | None = None, 
 
 
 def name_of(spec: MemorySpec) -> str:
-    degree = "" if spec.features == "identity" else f", degree {spec.degree}"
+    degree = "" if FEATURES[spec.features].is_identity else f", degree {spec.degree}"
     return spec.features + degree + (f", {spec.feature_dim} features" if spec.feature_dim else "")
 
 
 def theoretical_rank(spec: MemorySpec, unit: bool) -> int:
     """Rank of the lifted keys, given enough of them; for sketches an upper bound.
 
-    On the unit sphere x.x = 1 makes every monomial of degree <= p - 2 a combination of those two degrees higher, so only
-    degrees p and p - 1 count.
+    unit: keys of norm 1, which lowers the rank of polynomials.
     """
-    d, p = spec.key_dim, spec.degree
-    if spec.features in ("identity", "elementwise"):
-        return d
-    if spec.features == "elementwise_concat":  # without a constant feature, Σ x² = 1 removes no dimension
-        return spec.lifted_dim
-    polynomials = math.comb(d + p - 1, p) + math.comb(d + p - 2, p - 1) if unit else math.comb(d + p, p)
-    return min(spec.lifted_dim, polynomials)
+    return FEATURES[spec.features].rank(spec.key_dim, spec.degree, spec.feature_dim, unit)
 
 
 def measured_rank(spec: MemorySpec, unit: bool) -> int:
@@ -202,14 +196,14 @@ def largest_exact(point: Callable[[int], dict], most: int, passes: str) -> int:
 
 def candidates(spec: MemorySpec) -> list[float]:
     """Learning rates to try, from safe to too large: with a window of 16 each pair is written up to 16 times."""
-    if spec.rule == "muon":
+    if spec.update_rule.unit_step:
         return [0.01, 0.03, 0.1, 0.3, 1.0]
     return [x / (1 if spec.window == 1 else 8) for x in (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)]
 
 
 def start(spec: MemorySpec, seeds: int, batch: int) -> MemoryState:
     """W0 = 0 for linear; a deep memory needs random initial weights to have a gradient at all. Heads are seeds."""
-    scale = 0.0 if spec.structure == "linear" else 1.0
+    scale = 0.0 if spec.network.is_matrix else 1.0
     return spec.initial_state([scale * torch.randn(seeds, *shape) / shape[0] ** 0.5 for shape in spec.shapes], batch)
 
 
@@ -256,7 +250,7 @@ def structure_point(spec: MemorySpec, n: int, passes: int, seeds: int) -> dict:
 def bound(spec: MemorySpec) -> int:
     """Upper bound on the number of random pairs: for a linear memory the rank of the lifted unit keys; for a deep one the number of
     weights per component of a value."""
-    if spec.structure == "linear":
+    if spec.network.is_matrix:
         return theoretical_rank(spec, unit=True)
     return sum(a * b for a, b in spec.shapes) // spec.value_dim
 
@@ -268,7 +262,7 @@ def bare_capacity(spec: MemorySpec, seeds: int = 4) -> dict[str, int]:
     >>> bare_capacity(linear_spec("identity", dim=4), seeds=2)["least squares"]
     4
     """
-    if spec.structure != "linear" or spec.anchor != "token":
+    if not spec.network.is_matrix or spec.anchor != "token":
         raise ValueError(
             f"structure={spec.structure!r} with anchor={spec.anchor!r} has no closed form; see structure_point, or give linear and token"
         )

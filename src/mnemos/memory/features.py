@@ -54,6 +54,11 @@ class FeatureMap(nn.Module):
         """F for these arguments; a ValueError for those the map cannot serve."""
         return key_dim
 
+    @classmethod
+    def rank(cls, key_dim: int, degree: int, feature_dim: int | None, unit: bool) -> int:
+        """The largest rank of lifted keys, or an upper bound of it. unit: keys of norm 1."""
+        return cls.lifted_dim(key_dim, degree, feature_dim)
+
     def build(self) -> None:
         """Create parameters and buffers: the last step of the constructor."""
 
@@ -123,7 +128,19 @@ class Elementwise(FeatureMap):
         return total * x
 
 
-class _Polynomial(FeatureMap):
+class _RankOfPolynomials(FeatureMap):
+    """Base of maps to polynomials of the key."""
+
+    @classmethod
+    def rank(cls, key_dim: int, degree: int, feature_dim: int | None, unit: bool) -> int:
+        """On the unit sphere x·x = 1 makes every monomial of degree <= p - 2 a combination of those two degrees higher, so that only
+        degrees p and p - 1 count."""
+        d, p = key_dim, degree
+        polynomials = math.comb(d + p - 1, p) + math.comb(d + p - 2, p - 1) if unit else math.comb(d + p, p)
+        return min(cls.lifted_dim(key_dim, degree, feature_dim), polynomials)
+
+
+class _Polynomial(_RankOfPolynomials):
     """Kernels Σ a_i (q·k)^i / Σ a_i with learned a_i = exp(log_coefficients[:, i])."""
 
     def build(self) -> None:
@@ -205,7 +222,7 @@ class Monomials(_Polynomial):
 
 
 @register_features
-class TensorProjection(FeatureMap):
+class TensorProjection(_RankOfPolynomials):
     """[x, x⊗x] through a fixed Gaussian projection to `feature_dim` (default D) features, E‖φ(x)‖² = (‖x‖² + ‖x‖⁴) / 2.
 
     >>> TensorProjection(dim=8, heads=2, feature_dim=12)(torch.ones(3, 2, 8)).shape

@@ -67,6 +67,16 @@ class Registry(dict[str, type[Part]], Generic[Part]):
         return cls(**options)
 
 
+def name_of(choice: Any) -> Any:
+    """The name of a choice without its options; anything that is no choice as it is.
+
+    >>> name_of("lp(p=3)"), name_of("l2"), name_of(None)
+    ('lp', 'l2', None)
+    """
+    found = CHOICE.fullmatch(choice) if isinstance(choice, str) and len(choice) <= MAX_CHARACTERS else None
+    return choice if found is None else found[1]
+
+
 @functools.cache
 def option_names(cls: type) -> tuple[str, ...]:
     """The numbers that a part takes: keywords of its constructor with a default that is a number."""

@@ -75,6 +75,7 @@ class MACMixer(Mixer):
     description = "attention within a segment and over tokens retrieved from the memory"
     has_memory = True
     has_attention = True
+    has_segments = True
     supports_kv_memory = False  # a segment reads a copy of the memory's weights
     without_memory = "swa"
 

@@ -27,6 +27,7 @@ class Mixer(nn.Module):
     has_memory: whether it has a `NeuralMemory` made from `config.memory_config`.
     has_attention: whether it uses `config.attention_options`, which the config then checks.
     is_kv_cache: whether its states grow with every token, apart from those of its memory.
+    has_segments: whether it works on segments of `config.segment_length` tokens.
     supports_kv_memory: whether its memory may be a growing list of keys and values (features "exp").
     without_memory: the block in its place where `memory_layers` leaves its layer out; None: it stays.
 
@@ -49,6 +50,7 @@ class Mixer(nn.Module):
     has_memory: ClassVar[bool] = False
     has_attention: ClassVar[bool] = False
     is_kv_cache: ClassVar[bool] = False
+    has_segments: ClassVar[bool] = False
     supports_kv_memory: ClassVar[bool] = True
     without_memory: ClassVar[str | None] = None
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..memory.config import GATINGS
 from ..memory.features import FEATURES
 from ..memory.losses import LOSSES
 from ..memory.networks import STRUCTURES
+from ..memory.registry import name_of
+from ..memory.retention import RETENTIONS
 from ..memory.rules import RULES
 from .gate import GATES
 from .mixer import BLOCKS
@@ -16,7 +19,9 @@ PARTS: dict[str, Mapping[str, type]] = {
     "structure": STRUCTURES,
     "objective": LOSSES,
     "rule": RULES,
+    "retention": RETENTIONS,
     "features": FEATURES,
+    "gating": GATINGS,
 }
 MAX_MODULES = 16
 MAX_MODULE_CHARACTERS = 100
@@ -61,7 +66,7 @@ def check_required(names: Any, memory: Mapping[str, Any], layers: Any = (), gate
 def _chosen(memory: Mapping[str, Any], layers: Any, gate_mode: Any) -> list[tuple[str, Mapping[str, type], str]]:
     """Config field, registry and name of each registered part; values that are not names are left to the config's own checks."""
     blocks = layers if isinstance(layers, list | tuple) else [layers]
-    chosen = [(part, known, memory.get(part)) for part, known in PARTS.items()]
+    chosen = [(part, known, name_of(memory.get(part))) for part, known in PARTS.items()]
     chosen += [("gate_mode", GATES, gate_mode), *(("layers", BLOCKS, block) for block in blocks)]
     return [(part, known, name) for part, known, name in chosen if isinstance(name, str)]
 

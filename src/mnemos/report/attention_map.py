@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..memory import MemorySpec
+from ..memory import Gates, MemorySpec
 
 BLOCK_QUERIES = 64
 
@@ -60,27 +60,29 @@ def coefficients(writes: Writes, spec: MemorySpec) -> Iterator[Tensor]:
     """
     T, H = writes.lr.shape
     n, C = writes.lr.new_zeros(2, H, T)
-    commits = spec.commits
-    inside = not commits or spec.lr_position == "inside"
+    roles = spec.update_rule.roles(Gates(writes.lr, writes.momentum, writes.retain), spec)
+    kept = torch.ones_like(writes.lr) if roles.retain is None else roles.retain
+    carried = torch.zeros_like(writes.lr) if roles.momentum is None else roles.momentum
     for t in range(T):
         first = max(0, t - spec.window + 1)
         window = writes.gate[first : t + 1].mT  # H c
         if writes.lag is not None:
             window = window * writes.lag[t, :, : t + 1 - first].flip(-1)
         before = C.clone() if spec.read == "before" else C
-        n = writes.momentum[t, :, None] * n
-        window = writes.lr[t, :, None] * window if inside else window
+        window = window if roles.strength is None else roles.strength[t, :, None] * window
+        n = carried[t, :, None] * n
         n[:, first : t + 1] += window
-        C = writes.retain[t, :, None] * C
-        if not commits:
+        C = kept[t, :, None] * C
+        if roles.rate is None:
             C = C + n
-        elif (t + 1) % spec.commit == 0:
+        elif (t + 1) % spec.commit == 0 and spec.update_rule.unit_step:
             parts = n
             if spec.nesterov:
-                parts = writes.momentum[t, :, None] * n
+                parts = carried[t, :, None] * n
                 parts[:, first : t + 1] += window
-            step = spec.step_size if inside else writes.lr[t, :, None]
-            C = C + step * parts / parts.sum(-1, keepdim=True).clamp(min=1e-30)
+            C = C + roles.rate[t, :, None] * parts / parts.sum(-1, keepdim=True).clamp(min=1e-30)
+        elif (t + 1) % spec.commit == 0:  # the weights are a function of the accumulator
+            C = n.clone()
         yield before if spec.read == "before" else C
 
 

@@ -15,6 +15,7 @@ from torch import nn
 from ..data import open_tokenizer
 from ..models import MnemosConfig, presets
 from ..models.blocks import Block
+from ..models.mixer import BLOCKS
 from .config import TrainConfig
 from .telemetry import flops_per_token
 
@@ -129,7 +130,7 @@ def _vocabulary(tokenizer: str) -> int:
 def _measure(config: MnemosConfig, kind: str) -> tuple[int, int]:
     """Parameters of a block, and the bytes per token that its forward pass keeps: each tensor once, without weights."""
     block = Block(config, kind)
-    length = max(MIN_MEASURED_TOKENS, 2 * config.segment_length if kind == "mac" else 0)
+    length = max(MIN_MEASURED_TOKENS, 2 * config.segment_length if BLOCKS[kind].has_segments else 0)
     weights = {p.untyped_storage().data_ptr() for p in block.parameters()}
     kept: dict[int, int] = {}
 

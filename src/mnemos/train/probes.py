@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..memory import MemoryState, NeuralMemory, read
 from ..models import MnemosForCausalLM
+from ..models.mixer import BLOCKS
 from .hooks import GateWatch, memories, memory_off
 
 Stats = dict[str, float]
@@ -91,22 +92,20 @@ def _surprise(memory: NeuralMemory, state: MemoryState, past: Tensor, chunk: Ten
     state = memory.write(past, state) if past.shape[1] else state
     _, k, v, _ = memory.project(chunk, state, None, None)
     wide = state.dtype
+    value = memory.spec.loss_value(v.to(wide), memory.gates(chunk, state, None, None))
     measured = []
     for moment in (state, memory.write(chunk, state)):
         prediction = read(k.to(wide), moment, memory.spec, memory.features)
-        measured.append(memory.spec.loss.loss(prediction, v.to(prediction)).mean().item())
+        measured.append(memory.spec.loss.loss(prediction, value.to(prediction)).mean().item())
     return measured[0], measured[1]
 
 
 @torch.no_grad()
 def contribution(model: MnemosForCausalLM, call, batches: Iterable[dict[str, Tensor]], world) -> Stats | None:
     """Perplexity of tokens beyond the attention window, with memory and with memory off. None if no layer has both attention and a memory, or no text is that long."""
-    kinds = set(model.config.blocks)
-    if not kinds & {"mag", "mal", "mac", "qk"}:
+    if not model.config.is_hybrid:
         return None
-    window = max(
-        model.config.attention_window if kinds - {"mac"} else 0, model.config.segment_length if "mac" in kinds else 0
-    )
+    window = max(BLOCKS[kind].attention_span(model.config) or 0 for kind in set(model.config.blocks))
     totals = {"with": 0.0, "without": 0.0}
     count = 0.0
     for batch in batches:

@@ -302,20 +302,22 @@ def flops_per_token(model, length: int) -> float:
     """Model FLOPs per token in training: 6 per weight that multiplies it, 12 per attended key and channel, and for a memory of M fast
     weights 24 M (forward, error, gradient and read, 2 M each, and twice that in the backward pass), plus 6 M if its initial weights are
     read too. Muon: also three times its Newton–Schulz steps, once per commit."""
+    from ..memory.rules import Muon
+    from ..models.mixer import BLOCKS
+
     config = model.config
     weights = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "persistent" not in name)
     total = 6.0 * weights  # a tied embedding counts once, as the head
     for kind in config.blocks:
-        if kind != "lmm":
-            seen = {"attention": length / 2, "mac": config.segment_length}.get(
-                kind, min(length, config.attention_window)
-            )
+        span = BLOCKS[kind].attention_span(config)
+        if span != 0:
+            seen = length / 2 if span is None else min(length, span)
             total += 12 * seen * config.num_attention_heads * config.attention_head_dim
-        if kind in ("lmm", "mag", "mal", "mac"):
+        if BLOCKS[kind].has_memory:
             memory = config.memory_config
             fast = memory.head_count * sum(a * b for a, b in memory.spec.shapes)
             total += (30 if memory.has_w0_branch else 24) * fast
-            if memory.rule == "muon":
+            if isinstance(memory.spec.update_rule, Muon):
                 each = sum(newton_schulz_flops(a, b, memory.ns_steps) for a, b in memory.spec.shapes)
                 total += 3 * memory.head_count * each / memory.spec.commit
     return total
