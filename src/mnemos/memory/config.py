@@ -82,6 +82,8 @@ class NeuralMemoryConfig(MemoryOptions):
     eps: float = 1e-6
     backend: str = "auto"
 
+    __hash__ = MemoryOptions.__hash__  # else the dataclass makes one that is not kept
+
     def __post_init__(self):
         object.__setattr__(self, "backend", check_backend(self.backend))
         for name, least in (

@@ -84,6 +84,18 @@ class MemoryOptions:
     normalize: bool = False
     residual: bool = True
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        """Kept, because kernels look their arguments up by config at every token."""
+        return hash(tuple(getattr(self, field.name) for field in dataclasses.fields(self)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone: hashes of strings differ from process to process."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
 
 @renamed_fields(skip="residual")
 @dataclass(frozen=True)
@@ -101,6 +113,8 @@ class MemorySpec(MemoryOptions):
     key_dim: int
     value_dim: int
     momentum: bool = dataclasses.field(default=True, kw_only=True)
+
+    __hash__ = MemoryOptions.__hash__  # else the dataclass makes one that is not kept
 
     def __post_init__(self):
         def choose(name: str, allowed) -> None:

@@ -6,6 +6,7 @@ that a kernel does not know is left to torch (`decode` returns None). B batch.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...memory.config import NeuralMemoryConfig
 from ...memory.gating import Gating
 from ...memory.layer import NeuralMemory
 from ...memory.rules import GradientDescent
@@ -26,8 +28,8 @@ from ...nn.norm import RMSNorm
 from ..torch.step import after_token
 from . import token
 from .build import unavailable_reason
-from .engine import PLAIN
-from .step import matrices, unsupported_step
+from .engine import PLAIN, unsupported_spec
+from .step import matrices
 from .structs import LOSSES
 
 SMALL_NUMEL = 1 << 15  # inputs up to which one call of a kernel is faster than a chain of torch operations
@@ -59,7 +61,7 @@ def unsupported_call(*tensors: Tensor | None) -> str | None:
 def unsupported_decode(module: nn.Module, x: Tensor, state: Any) -> str | None:
     if not isinstance(module, (NeuralMemory, Attention, ResidualBlock)):
         return f"{type(module).__name__} has no kernel"
-    return (unsupported_memory(module, x) if type(module) is NeuralMemory else None) or unsupported_call(x)
+    return (unsupported_memory(module) if type(module) is NeuralMemory else None) or unsupported_call(x)
 
 
 def decode(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any] | None:
@@ -95,18 +97,23 @@ def readable(parameters: Sequence[Tensor | None], shapes: Sequence[Shape | None]
 # Memory -------------------------------------------------------------------------------------------------------------
 
 
-def unsupported_memory(memory: NeuralMemory, x: Tensor) -> str | None:
+def unsupported_memory(memory: NeuralMemory) -> str | None:
     """Why the kernel for one token does not compute this kind of layer, or None if it does."""
-    spec = memory.spec
+    return _unsupported_layer(memory.config, type(memory.gating), memory.features is None)
+
+
+@functools.lru_cache(maxsize=256)
+def _unsupported_layer(config: NeuralMemoryConfig, gating: type[nn.Module], is_identity: bool) -> str | None:
+    spec = config.spec
     if type(spec.update_rule) is not GradientDescent or type(spec.loss) not in LOSSES:
         return "one token: the kernel knows rule 'gd' and objectives 'l2' and 'dot'"
-    if spec.window > 1 or memory.config.gate_parts:
+    if spec.window > 1 or config.gate_parts:
         return "one token: the kernel knows window=1 without a gate"
-    if type(memory.gating) is not Gating:
+    if gating is not Gating:
         return "one token: the kernel knows gating='linear'"
-    if memory.features is not None:
+    if not is_identity:
         return "one token: the kernel knows features='identity'"
-    return "backend='torch'" if memory.config.backend == "torch" else unsupported_step(x, spec)
+    return "backend='torch'" if config.backend == "torch" else unsupported_spec(spec)
 
 
 def _begin_memory(memory: NeuralMemory, x: Tensor, state: MemoryState) -> Begin | None:
@@ -206,7 +213,7 @@ def _begin_attention(attention: Attention, x: Tensor, cache: AttentionCache) -> 
 
 def _block(block: ResidualBlock, x: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]] | None:
     parts = block.parts()
-    if parts is None or x.numel() > SMALL_NUMEL or not _known(parts, x):
+    if parts is None or x.numel() > SMALL_NUMEL or not _known(parts):
         return None
     memory, attention, gate, between, first, last, feed = parts
     up, down, gate_modules = feed.gate_up, feed.down, () if gate is None else (gate.module, gate.linear)
@@ -236,10 +243,10 @@ def _block(block: ResidualBlock, x: Tensor, state: dict[str, Any]) -> tuple[Tens
     return None if y is None else (y, {name: after[name]() for name in state})
 
 
-def _known(parts: BlockParts, x: Tensor) -> bool:
+def _known(parts: BlockParts) -> bool:
     """Whether the kernel knows every part: a part of another kind is computed by torch."""
     memory, attention, _, between, first, last, feed = parts
-    if memory is not None and (type(memory) is not NeuralMemory or unsupported_memory(memory, x) is not None):
+    if memory is not None and (type(memory) is not NeuralMemory or unsupported_memory(memory) is not None):
         return False
     if attention is not None and type(attention) is not Attention:
         return False

@@ -43,6 +43,11 @@ def unsupported(k: Tensor, spec: MemorySpec) -> str | None:
         return "torch.func needs torch operations"
     if not k.is_cpu or type(k) not in PLAIN:
         return "tensors must be plain tensors in the CPU's memory"
+    return unsupported_spec(spec)
+
+
+def unsupported_spec(spec: MemorySpec) -> str | None:
+    """Why the kernels do not compute this memory, or None if they do."""
     if spec.anchor != "chunk" or spec.is_kv_cache:
         return "anchor='token' and features='exp' have no kernel"
     if type(spec.update_rule) not in RULES or type(spec.loss) not in LOSSES:
