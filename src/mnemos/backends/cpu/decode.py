@@ -106,7 +106,7 @@ def unsupported_memory(memory: NeuralMemory) -> str | None:
 def _unsupported_layer(config: NeuralMemoryConfig, gating: type[nn.Module], is_identity: bool) -> str | None:
     spec = config.spec
     if type(spec.update_rule) is not GradientDescent or type(spec.loss) not in LOSSES:
-        return "one token: the kernel knows rule 'gd' and objectives 'l2' and 'dot'"
+        return "one token: rule 'gd', objectives 'l2' and 'dot'"
     if spec.window > 1 or config.gate_parts:
         return "one token: the kernel knows window=1 without a gate"
     if gating is not Gating:

@@ -51,7 +51,7 @@ def unsupported_spec(spec: MemorySpec) -> str | None:
     if spec.anchor != "chunk" or spec.is_kv_cache:
         return "anchor='token' and features='exp' have no kernel"
     if type(spec.update_rule) not in RULES or type(spec.loss) not in LOSSES:
-        return "the kernels know the rules 'gd' and 'muon' and the objectives 'l2' and 'dot'"
+        return "the kernels have rules 'gd' and 'muon', objectives 'l2' and 'dot'"
     if isinstance(spec.update_rule, Muon) and (spec.nesterov or len(NS_COEFFICIENTS[spec.ns_coefficients]) > 1):
         return "the kernel orthogonalises S itself, with one polynomial for all iterations"
     if spec.chain is None or len(spec.chain.groups) > MAPS:
