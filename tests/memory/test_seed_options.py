@@ -306,7 +306,8 @@ def reference_norms(x, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
         def moved(new_S, old_S, new_W, old_W, factor):
             """S_t and momentum S_{t-1}; without an accumulator S_t is what W_t has gained."""
             if spec.momentum:
-                return new_S, factor(scalar("momentum", 0.0)) * old_S
+                decay = scalar("momentum", 0.0) if spec.retains.is_linear else scalar("retain", 1.0)
+                return new_S, factor(decay) * old_S
             return new_W - factor(scalar("retain", 1.0)) * old_W, torch.zeros_like(new_W)
 
         matrix, entry = (lambda g: g[..., None, None]), (lambda g: g[:, None, :, None])

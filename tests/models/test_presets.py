@@ -127,7 +127,7 @@ def test_the_sigmoid_gate_only_attenuates_attention():
         (dict(name="titans-mag", gate_mode="or"), r"gate_mode='or' is unknown; choose one of product, sigmoid"),
         (dict(name="titans-mag", gate_init=1.0), r"gate_init=1.0 must lie between 0 and 1"),
         (dict(name="titans-mag", memory_rule="adam"), r"rule='adam' is unknown; choose one of 'gd', 'muon'"),
-        (dict(name="titans-mag", memory={"foo": 1}), r"memory has no choice foo; there are heads, key_dim"),
+        (dict(name="titans-mag", memory={"foo": 1}), r"memory has no choice foo; there are structure, depth"),
         (dict(name="titans-mag", memory_heads=3), r"heads=3 must divide dim=128"),
         (dict(name="titans-mac", segment_length=0), r"segment_length=0 must be a whole number >= 1"),
         (dict(name="titans-mag", num_persistent_tokens=-1), r"num_persistent_tokens=-1 must be a whole number >= 0"),
@@ -146,7 +146,7 @@ def test_a_bad_config_is_refused_with_what_is_possible(arguments, message):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (dict(memory_windw=3), r"memory has no choice windw; there are heads, key_dim"),
+        (dict(memory_windw=3), r"memory has no choice windw; there are structure, depth"),
         (dict(memory="mlp"), r"memory='mlp' must be a dict of choices, or None"),
         (dict(qk_projection=3), r"qk_projection=3 must be a dict of choices, or None"),
         (dict(memory_layers=1), r"memory_layers=1 must be a list of layers, or None for all"),

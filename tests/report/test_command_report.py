@@ -15,7 +15,7 @@ def test_inspect_writes_a_page_into_the_run_and_prints_the_routing(run, text_fil
     printed = capsys.readouterr().out
     assert "to memory" in printed and f"page: {run / 'inspect.html'}" in printed
     panel = data_of((run / "inspect.html").read_text())["panels"][0]
-    assert len(panel["tokens"]) == 80 and panel["name"].startswith("first, step") and "goes on" in panel["notes"][0]
+    assert len(panel["tokens"]) == 80 and panel["name"].startswith("first, step") and "is longer" in panel["notes"][0]
 
 
 def test_inspect_shows_two_checkpoints_side_by_side(run, text_file, tmp_path, capsys):

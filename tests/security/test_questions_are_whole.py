@@ -270,7 +270,7 @@ def test_the_state_after_beam_search_is_that_of_the_sequences_it_returned(from_e
 def test_state_after_refuses_what_holds_no_record():
     model = model_of("lmm")
     for outputs in (model.generate(tokens(1, 3), **GREEDY), model(tokens(1, 3))):
-        with pytest.raises(ValueError, match="must be what generate"):
+        with pytest.raises(ValueError, match="must be the output of generate"):
             model.state_after(outputs)
 
 

@@ -19,8 +19,8 @@ class Lq(TransformedRetention):
     The learned W0 is divided by its norm, so that W = A = W0 / ‖W0‖_q before the first token.
 
     >>> A = 2 * torch.ones(1, 2, 2)
-    >>> Lq(q=4).weights(A)[0, 0].tolist()  # the 4-norm of A is 2^1.5
-    [0.25, 0.25]
+    >>> Lq(q=4).weights(A)[0, 0]  # the 4-norm of A is 2^1.5
+    tensor([0.2500, 0.2500])
     """
 
     name = "lq"

@@ -85,7 +85,7 @@ def _unsupported_swiglu(x, gate_up, down) -> str | None:
 kernel("swiglu", "cpu", _unsupported_swiglu)(token.feed)
 
 
-def _unsupported_gate(x, y, m, weight, offset, start, additive) -> str | None:
+def _unsupported_gate(x, y, m, weight, offset, logit, additive) -> str | None:
     if not x.shape == y.shape == m.shape or x.shape[-1] % weight.shape[0]:
         return "x, y and m must have one shape"
     heads, dim = weight.shape[0], x.shape[-1]

@@ -316,9 +316,9 @@ def feed(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     return y
 
 
-def join(x: Tensor, y: Tensor, m: Tensor, weight: Tensor, offset: Tensor, start: float, additive: bool) -> Tensor:
-    """g y + (1 - g) m, or y + g m: g = sigmoid(weight x + offset + start), each of its outputs for as many channels; y, m (..., dim)."""
+def join(x: Tensor, y: Tensor, m: Tensor, weight: Tensor, offset: Tensor, logit: float, additive: bool) -> Tensor:
+    """g y + (1 - g) m, or y + g m: g = sigmoid(weight x + offset + logit), each of its outputs for as many channels; y, m (..., dim)."""
     x, y, m = x.contiguous(), y.contiguous(), m.contiguous()
     z, (gates, dim) = torch.empty_like(y), weight.shape
-    _run_on("join", (x, y, m, weight, offset, z), x.dtype, x.numel() // dim, dim, gates, additive, start)
+    _run_on("join", (x, y, m, weight, offset, z), x.dtype, x.numel() // dim, dim, gates, additive, logit)
     return z
