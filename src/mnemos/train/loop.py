@@ -59,7 +59,8 @@ class Loop:
 
     >>> import torch
     >>> from mnemos.train.config import OptimConfig
-    >>> model, losses = nn.Linear(2, 1), []
+    >>> _, losses = torch.manual_seed(0), []
+    >>> model = nn.Linear(2, 1)
     >>> def loss(x):
     ...     error = model(x).square().mean()
     ...     return BatchLoss(error, error.detach())
