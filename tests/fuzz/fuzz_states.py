@@ -29,6 +29,9 @@ LAYERS = {
     "muon": dict(heads=2, rule="muon", window=2, commit_every=2),
     "exp": dict(heads=2, features="exp", expansion=1.0),
     "softmax": dict(heads=2, features="exp", structure="linear", objective="dot", normalize=True, momentum=False),
+    "huber": dict(heads=2, objective="huber_switch", window=3, momentum=False),
+    "lq": dict(heads=2, objective="lp(p=3)", retention="lq(q=4, floor=1)", commit_every=2, momentum=False),
+    "kl": dict(heads=2, retention="kl(scale=2)", structure="linear", momentum=False),
     "tensor": dict(heads=2, key_dim=2, value_dim=4, features="tensor", structure="linear"),
 }
 

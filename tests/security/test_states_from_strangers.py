@@ -195,3 +195,15 @@ def test_a_size_beyond_int64_is_one_sentence(tmp_path):
     with pytest.raises(ValueError, match="is not a readable memory state") as refused:
         MemoryState.load(path)
     assert "\n" not in str(refused.value)
+
+
+def test_a_negative_threshold_in_a_window_is_refused(tmp_path):
+    """Thresholds of a Huber loss stand behind the values of the window; a file may hold any number there."""
+    layer = NeuralMemory(8, heads=2, objective="huber", window=3, momentum=False)
+    state = layer.write(torch.randn(1, 5, 8)).detach()
+    state.save(tmp_path / "good")
+    assert MemoryState.load(tmp_path / "good").window_value.shape == (1, 2, 2, 5)
+    state.window_value[..., -1] = -0.5
+    state.save(tmp_path / "bad")
+    with pytest.raises(ValueError, match="has negative thresholds in window_value"):
+        MemoryState.load(tmp_path / "bad")

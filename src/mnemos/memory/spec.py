@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Gates", "MemoryOptions", "MemorySpec", "commits"]
 MAX_DIM = 2**20  # of any dimension, window or chunk: sizes come from files too, and must not exhaust the machine
-WIDEST = MAX_DIM
 LIMITS = {
     "key_dim": MAX_DIM,
     "value_dim": MAX_DIM,

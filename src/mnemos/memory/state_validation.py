@@ -50,6 +50,9 @@ def check_state(
     gate = tensors["window_gate"]
     if gate.numel() and not (float(gate.min()) >= 0.0 and float(gate.max()) <= 1.0):
         raise ValueError(f"{path} has window gates outside of 0..1")
+    thresholds = tensors["window_value"][..., spec.value_dim :]  # of losses that take one per token
+    if thresholds.numel() and not float(thresholds.min()) >= 0.0:
+        raise ValueError(f"{path} has negative thresholds in window_value")
 
 
 def check_parts(state: MemoryState, spec: MemorySpec, batch: int, heads: int) -> None:

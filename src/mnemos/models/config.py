@@ -12,14 +12,14 @@ from transformers import GenerationConfig, PreTrainedConfig
 from ..deprecation import current_names, old_names
 from ..memory import NeuralMemoryConfig
 from ..memory.config import is_number
-from ..memory.spec import WIDEST
+from ..memory.spec import MAX_DIM
 from ..nn.qk_projection import check_choices
 from .gate import GATES
 from .keywords import refuse_unknown
 from .mixer import BLOCKS
 from .required import check_required, required_modules
 
-LIMITS = {"vocab_size": 2**31 - 1, "num_hidden_layers": 2**12}  # of others: WIDEST; sizes may come from files
+LIMITS = {"vocab_size": 2**31 - 1, "num_hidden_layers": 2**12}  # of others: MAX_DIM; sizes may come from files
 MAX_LABELS = 1024
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 QK_FIELDS = ("persistent", "window", "decay", "gate_hidden", "normalise", "chunk_size")
@@ -130,12 +130,12 @@ class MnemosConfig(PreTrainedConfig):
             "attention_window",
             "segment_length",
         ):
-            _whole(name, getattr(self, name), 1, LIMITS.get(name, WIDEST))
+            _whole(name, getattr(self, name), 1, LIMITS.get(name, MAX_DIM))
         for name in ("intermediate_size", "num_key_value_heads", "head_dim"):
             if getattr(self, name) is not None:
-                _whole(name, getattr(self, name), 1, WIDEST)
+                _whole(name, getattr(self, name), 1, MAX_DIM)
         for name in ("num_persistent_tokens", "num_longterm_tokens"):
-            _whole(name, getattr(self, name), 0, WIDEST)
+            _whole(name, getattr(self, name), 0, MAX_DIM)
         self._check_types()
         pattern = self.layers if isinstance(self.layers, list | tuple) else [self.layers]
         unknown = [name for name in pattern if not isinstance(name, str) or name not in BLOCKS]

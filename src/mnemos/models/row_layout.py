@@ -65,7 +65,7 @@ def row_layout(mask: Tensor | None, document_starts: Tensor | None = None) -> Ro
 
 
 def _document_rows(mask: Tensor, starts: Tensor) -> RowLayout:
-    """One row per document, even if none of its tokens is valid. A document begins at its start, whether that token is valid or not."""
+    """One row per document, even if none of its tokens is valid. The first token of a document may be invalid."""
     B, T = mask.shape
     tokens = mask.flatten().nonzero().squeeze(1)  # n
     document = (starts.flatten().cumsum(0) - 1)[tokens]

@@ -24,7 +24,7 @@ from .checkpoint import full_precision
 from .norm import l2_normalize
 from .sliding import reach
 
-WIDEST = 2**20  # sizes may come from a file and must not exhaust the machine
+MAX_DIM = 2**20  # sizes may come from a file and must not exhaust the machine
 
 
 @dataclass
@@ -53,7 +53,7 @@ def check_choices(
     """Raise a ValueError for choices of a `QKProjection` of a wrong type or size; they may come from a file."""
 
     def whole(value: Any, least: int) -> bool:
-        return type(value) is int and least <= value <= WIDEST
+        return type(value) is int and least <= value <= MAX_DIM
 
     if normalise not in ("sum", "per_key"):
         raise ValueError(f"normalise={normalise!r:.60} must be 'sum' or 'per_key'")
