@@ -29,6 +29,15 @@ KINDS = [
     Case(
         MemorySpec(key_dim=4, value_dim=4, expansion=2, features="monomials", momentum=False, chunk_size=8), ("retain",)
     ),
+    Case(
+        MemorySpec(key_dim=4, value_dim=4, expansion=2, objective="huber", window=3, chunk_size=8),
+        ("retain", "threshold"),
+    ),
+    Case(
+        MemorySpec(key_dim=4, value_dim=4, expansion=2, retention="kl", window=3, chunk_size=8, commit_every=4),
+        ("retain",),
+    ),
+    Case(MemorySpec(key_dim=4, value_dim=4, expansion=2, retention="lq(q=3)", chunk_size=4), ("retain", "gate")),
 ]
 every_kind = pytest.mark.parametrize("case", KINDS, ids=str)
 
