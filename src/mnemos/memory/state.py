@@ -210,7 +210,7 @@ def state_from_tensors(
 
 
 def common_chunk_offset(position: Tensor, spec: MemorySpec) -> int | None:
-    """The chunk_offset of rows at these positions, or None where they do not agree. Looks at the numbers: not under torch.compile."""
+    """The offset in the chunk of rows at these positions, or None if they differ. Reads the numbers: not under torch.compile."""
     if spec.chunk_size == 1 or torch.compiler.is_compiling():
         return 0 if spec.chunk_size == 1 else None
     chunk_offsets = {t % spec.chunk_size for t in position.tolist()}

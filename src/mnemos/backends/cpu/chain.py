@@ -1,6 +1,6 @@
 """Scan of chunks in C++ (chain.cpp) for networks that are chains of fast maps, rule "gd", with its own backward.
 
-N tiles, G = batch x heads, L tokens and E window_tokens of a tile, m = 2 matrices per map (W and S), or 1 without momentum.
+N tiles, G = batch x heads, L tokens and E window tokens of a tile, m = 2 matrices per map (W and S), or 1 without momentum.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def run(
     S: Maps,
     A: Maps,
 ) -> tuple[Tensor | None, Maps, Maps]:
-    """Run the tiles of one chunks. q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V)."""
+    """Run the tiles of one run of chunks. q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V)."""
     chain = spec.network.chain
     assert chain is not None
     C, beta, f, n_end, m_end = coefficients

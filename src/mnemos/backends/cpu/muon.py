@@ -1,6 +1,6 @@
 """Scan of commit intervals of rule "muon" in C++ (muon.cpp), for networks that are chains of fast maps, with its own backward.
 
-N tiles, G = batch x heads, L tokens and E window_tokens of a tile.
+N tiles, G = batch x heads, L tokens and E window tokens of a tile.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def run(
     S: Maps,
     A: Maps,
 ) -> tuple[Tensor | None, Maps, Maps]:
-    """Run the tiles of one chunks. q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V), lr: (N, G, L)."""
+    """Run the tiles of one run of chunks. q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V), lr: (N, G, L)."""
     chain = spec.network.chain
     assert chain is not None
     apart = TOKENS_PER_STATE * (2 if sum(i * o for i, o in spec.shapes) >= LARGE_STATE_NUMEL else 1)

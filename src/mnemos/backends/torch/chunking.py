@@ -1,7 +1,7 @@
 """How a sequence is cut: runs on the chunk grid, and tiles, the unit of work of an engine.
 
 A tile holds L = J x stride tokens: J whole chunks where chunks are small, or a part of one chunk where they are large.
-N tiles, B batch, H heads, G = B x H, L tokens and E window_tokens of a tile, c window.
+N tiles, B batch, H heads, G = B x H, L tokens and E window tokens of a tile, c window.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from ...memory.spec import MemorySpec
 
 TILE = 64  # tokens a tile aims at: enough for large matmuls, few enough to keep the L x L terms small
-MAX_WINDOW_TOKENS = 256  # most window_tokens of a tile that holds several chunks
+MAX_WINDOW_TOKENS = 256  # most window tokens of a tile that holds several chunks
 
 
 class ChunkRun(NamedTuple):

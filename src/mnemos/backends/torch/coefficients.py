@@ -4,7 +4,7 @@ Inside a tile everything but the gradients is linear, so the weights after token
     W_t = beta_t W + f_t S - sum_e C[t,e] a_e (x) d_e          S_t = m_t S - sum_e n[t,e] a_e (x) d_e
 with one entry e per gradient: input a_e and back-propagated error d_e of a key at its anchor.
 
-N tiles, G = batch x heads, L tokens of a tile, E window_tokens of a tile, c window.
+N tiles, G = batch x heads, L tokens of a tile, E window tokens of a tile, c window.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def suffix_products(x: Tensor, products: Products = decay_products) -> Tensor:
 def window_matrix(gate: Tensor, lag_weights: Tensor | None, stride: int, c: int) -> Tensor:
     """Gamma of every tile: weight of entry e in the sum of token t.
 
-    gate: (N, G, E), one block of c-1+stride window_tokens per sub-chunk of `stride` tokens. lag_weights: (N, G, L, c) or None.
+    gate: (N, G, E), one block of c-1+stride window tokens per sub-chunk of `stride` tokens. lag_weights: (N, G, L, c) or None.
     Returns (N, G, L, E), or the diagonal (N, G, L) where c = 1.
     """
     if c == 1:

@@ -1,7 +1,7 @@
 """The torch engine: chunks in ordinary operations for every memory, device and type, differentiated by autograd.
 
 Groups of tiles are recomputed in the backward pass: memory holds the inputs and one state per group.
-N tiles, G = batch x heads, L tokens and E window_tokens of a tile, D lifted key dim, V value dim.
+N tiles, G = batch x heads, L tokens and E window tokens of a tile, D lifted key dim, V value dim.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _matmul(low: torch.dtype | None, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _tile(spec, chunks, matmul, q, k, v, co, rate, retain, W, S, A):
-    """One tile: gradients of its window_tokens, reads of its tokens, state at its end."""
+    """One tile: gradients of its window tokens, reads of its tokens, state at its end."""
     if moves_inside(spec, chunks):
         uses: Uses = [[(k, _solve_errors(spec, chunks, k, v, co, retain, W[0], S[0] if S else None))]]
     else:
@@ -150,7 +150,7 @@ def moves_inside(spec: MemorySpec, chunks: ChunkRun) -> bool:
 
 
 def _outer(matmul, weight: Tensor, use: list[tuple[Tensor, Tensor]]) -> Tensor | float:
-    """Weighted sum of the gradients of one map, over window_tokens and uses. weight: (G, E, 1)."""
+    """Weighted sum of the gradients of one map, over window tokens and uses. weight: (G, E, 1)."""
     return sum((matmul((weight * a).mT, d) for a, d in use), 0.0)
 
 

@@ -2,7 +2,7 @@
 
 The gradient of a map is the sum of inputsᵀ errors over its uses. Chains have them in closed form; any other structure is
 differentiated by autograd.
-G = batch x heads, E window_tokens, D lifted key dim, V value dim.
+G = batch x heads, E window tokens, D lifted key dim, V value dim.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The first fast map is a list of pairs (`pairs`). The pushes (minus the errors) t
 end; what momentum and decay make of them is one number per push, its share in W, in S and in the anchor. Deeper maps are
 matrices, read in dual form (docs/theory.md, sections 4 and 8.4).
 
-G = batch x heads, N tiles, L tokens and E window_tokens of a tile, n pairs, K key dim, P outputs of the first map, V value dim.
+G = batch x heads, N tiles, L tokens and E window tokens of a tile, n pairs, K key dim, P outputs of the first map, V value dim.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _mix(old: Old, share: Tensor) -> Tensor:
 
 
 def _tile(spec: MemorySpec, maps: int, momenta: int, q, k, v, offset, *tensors):
-    """One tile: pushes of its window_tokens, reads of its tokens, matrices at its end. Returns y, pushes, W, S."""
+    """One tile: pushes of its window tokens, reads of its tokens, matrices at its end. Returns y, pushes, W, S."""
     co, share, old = Coefficients(*tensors[:5]), Shares(*tensors[5:8]), Old(*tensors[8:12])
     matrices, blocks = tensors[12 : 12 + 2 * maps + momenta], tensors[12 + 2 * maps + momenta :]
     W, S, A = matrices[:maps], matrices[maps : maps + momenta], matrices[maps + momenta :]

@@ -1,6 +1,6 @@
 """`step`: one token per row, for decoding. Rows may stand at different positions.
 
-Nothing is copied to the host but for the value checks, and for the chunk_offset of rows that do not agree or are masked.
+Nothing is copied to the host but for the value checks, and for the offset in the chunk of rows that do not agree or are masked.
 B batch, H heads, G = B x H, c window, F lifted key dim, V value dim.
 """
 
@@ -53,7 +53,7 @@ def _step(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features,
     weight = None if gate is None else gate.transpose(1, 2).reshape(-1, spec.window, 1)  # G c 1
     lag = gates.lag_weights(spec.window, dtype)
     if lag is not None:
-        lag = lag.flip(-1).reshape(-1, spec.window, 1)  # oldest first, as the window_tokens are
+        lag = lag.flip(-1).reshape(-1, spec.window, 1)  # oldest first, as the window tokens are
         weight = lag if weight is None else weight * lag
     y, weights, momentum, anchor = write(query, window_tokens, weight, gates, state, spec, dtype)
     y = y.reshape(*q.shape[:3], -1)
