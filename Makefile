@@ -38,6 +38,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/models.py
 	$(BIN)/python benchmarks/streaming.py
+	$(BIN)/python benchmarks/muon.py
 	$(BIN)/python benchmarks/capacity.py
 
 clean:

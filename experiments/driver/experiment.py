@@ -32,6 +32,7 @@ DEFAULTS = (
     2  # to be raised when models begin to compute something else by the same settings: kept results are then run again
 )
 REVISED = {"muon": 2, "deep": 2}  # the same for models of one kind: see `_kinds`
+ADDED_FIELDS = {"attention_conv_width": 0}  # later than the first kept results; the value that all models had before
 NEEDED = ("question", "kind", "runs", "quick")
 FIELDS = {"question", "kind", "fixed", "models", "runs", "quick", "tables", "plots", "claims", "finding"}
 
@@ -86,7 +87,9 @@ class Experiment:
         preset = whole["model"]["preset"] if "model" in whole else whole.get("preset")
         if preset in presets.PRESETS:
             row = presets.PRESETS[preset]
-            whole |= {"defaults": DEFAULTS, "row": [row.block, first_names(row.memory), row.model]}
+            fields, chosen = first_fields(row.model, whole.get("model"))
+            whole |= {"model": chosen} if chosen is not None else {}
+            whole |= {"defaults": DEFAULTS, "row": [row.block, first_names(row.memory), fields]}
             revised = {kind: REVISED[kind] for kind in _kinds(row.memory, whole.get("model", {})) if kind in REVISED}
             whole |= {"revised": revised} if revised else {}
         text = json.dumps(whole, sort_keys=True)
@@ -116,9 +119,30 @@ def first_names(memory: dict[str, Any] | None) -> dict[str, Any] | None:
     {'skip': True, 'depth': 2}
     """
     first = {new: old for old, new in old_names(NeuralMemoryConfig).items()}
-    added = {"retention": "zero", "gating": "linear"}  # fields that came later, at the values they stand for
+    added = {
+        "retention": "zero",
+        "gating": "linear",
+        "muon_scale": "unit",
+    }  # fields that came later, at the values they stand for
     kept = {name: value for name, value in (memory or {}).items() if (name, value) not in added.items()}
     return None if memory is None else {first.get(name, name): value for name, value in kept.items()}
+
+
+def first_fields(
+    row: dict[str, Any] | None, model: dict[str, Any] | None
+) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """Fields of a preset's row and of a cell's model, without those that came later and have the value that they stand for.
+
+    >>> first_fields({"attention_conv_width": 4}, {"preset": "swa", "attention_conv_width": 0})
+    (None, {'preset': 'swa'})
+    """
+    both = (row or {}) | (model or {})
+    later = {name for name, value in ADDED_FIELDS.items() if both.get(name, value) == value}
+    kept, chosen = (
+        None if fields is None else {name: value for name, value in fields.items() if name not in later}
+        for fields in (row, model)
+    )
+    return kept or None, chosen
 
 
 def _kinds(memory: dict[str, Any] | None, model: dict[str, Any]) -> set[str]:

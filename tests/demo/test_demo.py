@@ -195,15 +195,28 @@ class Tags(HTMLParser):
         assert tag in self.VOID or self.open.pop() == tag
 
 
+@torch.no_grad()
+def test_the_baseline_has_a_convolution_and_reaches_back_exactly_as_far_as_it_says():
+    torch.manual_seed(0)
+    model, ids, t = MnemosForCausalLM(SMALL.window_config()).double().eval(), torch.arange(60)[None], 20
+    assert model.config.attention_conv_width == 4 and SMALL.reach == 2 * (3 + 3)
+    changed = ids.clone()
+    changed[0, t] = 200
+    differs = (model(ids).logits != model(changed).logits).any(-1)[0]
+    assert differs.nonzero().flatten().tolist() == list(range(t, t + SMALL.reach + 1))
+
+
 def test_a_small_run_measures_prints_and_writes_a_page_that_stands_alone(tmp_path):
     printed = io.StringIO()
     report = run(tmp_path / "demo", SMALL, Console(file=printed, width=160))
     data = json.loads((tmp_path / "demo" / "results.json").read_text())
     assert [r["distance"] for r in data["recall"]["memory"]] == [4, 32, 64]
     sizes = {r["state_bytes"] for r in data["far"]["memory"]}
-    assert len(sizes) == 1 and data["full_attention_bytes"]["200"] == pytest.approx(
-        4 * data["full_attention_bytes"]["50"], rel=0.01
-    )
+    each = (
+        SMALL.layers * 2 * SMALL.width * 4
+    )  # bytes of a token's keys and values; the convolution's tail does not grow
+    held = data["full_attention_bytes"]
+    assert len(sizes) == 1 and held["200"] - held["50"] == 150 * each
     assert data["saved"]["largest_difference"] == 0
     assert (
         data["training"]["memory"]["recall"]

@@ -119,6 +119,7 @@ def test_results_are_kept_for_the_defaults_they_were_measured_with():
         config = presets.config(name)
         memory = config.memory_config if config.has_memory else None
         settings[name] = [config.blocks, config.num_persistent_tokens, config.gate_mode]
+        settings[name] += [config.attention_conv_width] if config.attention_conv_width else []
         settings[name] += (
             [
                 json.dumps(first_names(json.loads(memory.to_json())), sort_keys=True),
@@ -128,7 +129,7 @@ def test_results_are_kept_for_the_defaults_they_were_measured_with():
             else []
         )
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
-    assert (DEFAULTS, REVISED, digest) == (2, {"muon": 2, "deep": 2}, "e4f011d61793d3c3")
+    assert (DEFAULTS, REVISED, digest) == (2, {"muon": 2, "deep": 2}, "bcdc52f6b2227978")
     assert OptimConfig.w0_lr_scale == 0.1  # how deep memories are trained: raise REVISED["deep"] with it
 
 
@@ -141,6 +142,16 @@ def test_results_belong_to_the_row_of_their_preset(tmp_path, monkeypatch):
     monkeypatch.setitem(presets.PRESETS, "deltanet", dataclasses.replace(row, memory={**row.memory, "conv_width": 2}))
     after = [made.digest(cell) for cell in made.cells()]
     assert before[0] == after[0] and before[1] != after[1]
+
+
+def test_results_without_a_convolution_are_those_of_the_time_before_attention_had_one(tmp_path, monkeypatch):
+    models = {"a": {"preset": "swa", "attention_conv_width": 0}, "b": {"preset": "swa"}, "c": {"preset": "deltanet"}}
+    made = experiment(tmp_path, kind="recall", models=models, runs=[{"model": "all"}])
+    pinned, new, other = (made.digest(cell) for cell in made.cells())
+    monkeypatch.setitem(presets.PRESETS, "swa", dataclasses.replace(presets.PRESETS["swa"], model=None))
+    made = experiment(tmp_path, kind="recall", models=models | {"a": {"preset": "swa"}}, runs=[{"model": "all"}])
+    before, same, unchanged = (made.digest(cell) for cell in made.cells())
+    assert pinned == before == same != new and other == unchanged
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "mac": dict(layers="mac", num_longterm_tokens=1, num_persistent_tokens=1),
     "swa": dict(layers="swa", num_persistent_tokens=1),
     "attention": dict(layers="attention"),
+    "swa-conv": dict(layers=["swa", "attention"], attention_conv_width=4, num_persistent_tokens=1),
+    "mac-conv": dict(layers=["mac", "mag"], attention_conv_width=3, num_longterm_tokens=1),
     "qk": dict(layers="qk", qk_projection=dict(window=3)),
     "qk-gram": dict(layers=["qk", "lmm"]),
     "exp": dict(layers="lmm", memory=dict(heads=2, features="exp", expansion=1.0)),
     "muon": dict(layers="mag", memory=dict(heads=2, rule="muon", window=2)),
+    "start": dict(layers="mag", memory=dict(heads=2, retention="start")),
+    "mac-start": dict(layers="mac", memory=dict(heads=2, retention="start")),
     "mixed": dict(layers=["mag", "swa", "attention"], num_hidden_layers=3),
 }
 
@@ -36,7 +40,7 @@ MODELS: dict[str, dict[str, Any]] = {
 def tiny_model(name: str, seed: int) -> MnemosForCausalLM:
     fields = dict(vocab_size=VOCAB, hidden_size=8, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2)
     fields |= dict(attention_window=4, segment_length=4) | MODELS[name]
-    if name not in ("swa", "attention", "qk"):
+    if name not in ("swa", "attention", "swa-conv", "qk"):
         fields["memory"] = dict(heads=2, chunk_size=4) | (fields.get("memory") or {})
     torch.manual_seed(seed)
     return MnemosForCausalLM(MnemosConfig(**fields)).eval()

@@ -143,6 +143,15 @@ CACHES: dict[str, tuple[str, Change]] = {
         lambda raw: raw.tensors.update({"0.attention.key": resized(raw.tensors["0.attention.key"], 2, 1)}),
     ),
     "values-of-bytes": ("swa", retyped("attention.value", "U8")),
+    "tail-of-other-width": (
+        "swa-conv",
+        lambda raw: raw.tensors.update({"0.attention.conv": resized(raw.tensors["0.attention.conv"], 1, 2)}),
+    ),
+    "tail-missing": ("swa-conv", dropped("1.attention.conv")),
+    "tail-nan": ("mac-conv", numbers("attention.conv", np.nan)),
+    "tail-in-double": ("mac-conv", retyped("attention.conv", "F64")),
+    "config-of-wide-convolution": ("swa-conv", setting("config", ["attention_conv_width"], 2**20)),
+    "config-without-convolution": ("swa-conv", setting("config", ["attention_conv_width"], 0)),
     "frozen-of-other-size": (
         "mac",
         lambda raw: raw.tensors.update({"0.frozen.weights": resized(raw.tensors["0.frozen.weights"], 1, 512)}),

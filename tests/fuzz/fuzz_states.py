@@ -32,6 +32,8 @@ LAYERS = {
     "huber": dict(heads=2, objective="huber_switch", window=3, momentum=False),
     "lq": dict(heads=2, objective="lp(p=3)", retention="lq(q=4, floor=1)", commit_every=2, momentum=False),
     "kl": dict(heads=2, retention="kl(scale=2)", structure="linear", momentum=False),
+    "start": dict(heads=2, retention="start", window=2),
+    "start-online": dict(heads=2, retention="start", structure="linear", anchor="token", conv_width=0),
     "tensor": dict(heads=2, key_dim=2, value_dim=4, features="tensor", structure="linear"),
 }
 

@@ -8,7 +8,8 @@ from mnemos.memory import MemoryState
 
 
 def tensors(state: MemoryState) -> list[torch.Tensor]:
-    return [*state.weights, *state.momentum, *state.anchor, state.window_key, state.window_value, state.window_gate]
+    matrices = *state.weights, *state.momentum, *state.anchor, *state.start
+    return [*matrices, state.window_key, state.window_value, state.window_gate]
 
 
 class Adapted(torch.nn.Module):

@@ -56,8 +56,12 @@ FAMILY = {
     "mag": ("titans-mag", {}),
     "mag, additive": ("titans-mag", {"gate_mode": "additive"}),
     "mag, product": ("titans-mag", {"gate_mode": "product"}),
+    "mag, convolution": ("titans-mag", {"attention_conv_width": 4}),
     "mal": ("titans-mal", {}),
+    "mal, convolution": ("titans-mal", {"attention_conv_width": 3}),
     "swa": ("swa", {}),
+    "swa, convolution of one token": ("swa", {"attention_conv_width": 1}),
+    "swa, no convolution": ("swa", {"attention_conv_width": 0}),
 }
 
 
@@ -80,7 +84,7 @@ def scaled(module, given, output):
     return (output[0] * 1.5, *output[1:]) if isinstance(output, tuple) else output * 1.5
 
 
-@pytest.mark.parametrize("name", ["titans-lmm", "titans-mag", "titans-mal"])
+@pytest.mark.parametrize("name", ["titans-lmm", "titans-mag", "titans-mal", "swa"])
 def test_a_hook_on_any_part_of_a_block_is_heard_in_decoding(name):
     ids, heard = torch.randint(0, 64, (2, 8)), 0
     plain = decode(small(name), ids)
@@ -337,6 +341,7 @@ MAPS = (
     "mixer.memory.gating.linear",
     "mixer.memory.out",
     "mixer.attention.qkv",
+    "mixer.attention.conv",
     "mixer.attention.out",
 )
 MAPS += (
@@ -353,7 +358,7 @@ MAPS += (
 @pytest.mark.parametrize("place", MAPS)
 def test_weights_of_another_shape_are_never_read_by_a_kernel(place, monkeypatch):
     """The torch path is asked, which says what is wrong; a kernel would read beyond their end."""
-    model, ids = small("titans-mag"), torch.randint(0, 64, (1, 8))
+    model, ids = small("titans-mag", attention_conv_width=4), torch.randint(0, 64, (1, 8))
     cache = model(ids, use_cache=True).past_key_values
     part = model.model.layers[0].get_submodule(place)
     part.weight = nn.Parameter(part.weight[: len(part.weight) // 2].clone())

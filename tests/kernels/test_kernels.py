@@ -7,7 +7,7 @@ import inspect
 import pytest
 import torch
 
-from helpers import assert_close, needs_kernel
+from helpers import NO_KERNEL, assert_close, needs_kernel
 from mnemos import dispatch
 from mnemos.backends.cpu import build
 from mnemos.dispatch import reasons
@@ -15,6 +15,7 @@ from mnemos.memory import Gates, MemorySpec, NeuralMemory, scan
 
 SPEC = MemorySpec(key_dim=8, value_dim=8, chunk_size=16)
 MUON = MemorySpec(key_dim=8, value_dim=8, chunk_size=16, rule="muon")
+START = MemorySpec(key_dim=8, value_dim=8, chunk_size=16, retention="start")
 
 
 def tokens(batch: int = 2, length: int = 77, heads: int = 3, spec: MemorySpec = SPEC):
@@ -37,7 +38,7 @@ def fresh(monkeypatch):
 
 
 @needs_kernel
-@pytest.mark.parametrize("spec", [SPEC, MUON], ids=lambda spec: spec.rule)
+@pytest.mark.parametrize("spec", [SPEC, MUON, START], ids=lambda spec: f"{spec.rule}-{spec.retention}")
 def test_any_number_of_threads_gives_the_same_bits(spec):
     found, before = [], torch.get_num_threads()
     try:
@@ -58,7 +59,15 @@ WIDE = dict(dim=136, heads=1)  # 544 hidden dims: deeper than the kernels' own p
 @needs_kernel
 @pytest.mark.parametrize(
     "choices",
-    [dict(), dict(rule="muon", structure="gated_mlp", commit_every=4), WIDE, WIDE | dict(rule="muon")],
+    [
+        dict(),
+        dict(rule="muon", structure="gated_mlp", commit_every=4),
+        dict(retention="start"),
+        dict(retention="start", structure="gated_mlp", momentum=False),
+        WIDE,
+        WIDE | dict(rule="muon"),
+        WIDE | dict(retention="start"),
+    ],
     ids=str,
 )
 def test_a_layer_learns_the_same_by_either_backend(choices):
@@ -122,6 +131,7 @@ def test_what_the_kernel_does_not_know_goes_by_torch():
         MemorySpec(key_dim=8, value_dim=8, structure="linear", anchor="token"),
         MemorySpec(key_dim=8, value_dim=8, depth=17),
         MemorySpec(key_dim=8, value_dim=8, depth=17, rule="muon"),
+        MemorySpec(key_dim=8, value_dim=8, rule="muon", retention="start"),
     ):
         assert reasons("scan", k, spec)["cpu"] is not None
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -129,6 +139,8 @@ def test_what_the_kernel_does_not_know_goes_by_torch():
     with torch.no_grad():
         assert "rule='gd' only" in str(reasons("step", k[:, :1], MUON)["cpu"])
     assert reasons("scan", k, SPEC)["torch"] is None
+    if NO_KERNEL is None:
+        assert reasons("scan", k, START)["cpu"] is None
     with pytest.raises(ValueError, match="backend='cuda' is unknown; choose one of 'auto', 'torch', 'cpu'"):
         scan(*tokens(), SPEC, backend="cuda")
 

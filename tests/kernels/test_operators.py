@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers import needs_kernel
-from mnemos.backends.cpu import chain, decay, engine, layer, muon
+from mnemos.backends.cpu import chain, decay, engine, layer, muon, windowed
 from mnemos.backends.torch.chunking import ChunkRun
 from mnemos.backends.torch.coefficients import Coefficients
 from mnemos.memory import Gates, MemorySpec, scan
@@ -21,11 +21,12 @@ def random(*shape: int, grad: bool = True) -> torch.Tensor:
 
 def recorded(monkeypatch, spec: MemorySpec, reads: bool = True) -> list[tuple]:
     """Arguments of the scan operator in one call of `scan`, as leaves of their own."""
-    module, calls = (muon if spec.rule == "muon" else chain), []
+    module, calls = (windowed if spec.windowed else muon if spec.rule == "muon" else chain), []
     real = module._scan
     monkeypatch.setattr(module, "_scan", lambda *inputs: (calls.append(inputs), real(*inputs))[1])
     W0 = [random(H, *shape) for shape in spec.shapes]
-    gates = Gates(**{name: torch.rand(B, T, H, dtype=torch.float64) for name in ("lr", "momentum", "retain")})
+    names = ("lr", "momentum", "retain") if spec.momentum else ("lr", "retain")
+    gates = Gates(**{name: torch.rand(B, T, H, dtype=torch.float64) for name in names})
     q, k, v = random(3, B, T, H, D)
     scan(q if reads else None, k, v, gates, spec.initial_state(W0, B), spec, backend="cpu")
 
@@ -38,6 +39,9 @@ def recorded(monkeypatch, spec: MemorySpec, reads: bool = True) -> list[tuple]:
 SCANS = {
     "chain_scan": MemorySpec(key_dim=D, value_dim=D, expansion=2, chunk_size=8, window=3),
     "muon_scan": MemorySpec(key_dim=D, value_dim=D, structure="gated_mlp", expansion=2, chunk_size=8, rule="muon"),
+    "windowed_scan": MemorySpec(
+        key_dim=D, value_dim=D, expansion=2, chunk_size=8, window=3, rule="muon", commit_every=1, momentum=False
+    ),
 }
 
 
@@ -48,7 +52,8 @@ def test_the_scans_are_operators_with_gradients(name, reads, monkeypatch):
         torch.library.opcheck(getattr(torch.ops.mnemos, name).default, inputs)
 
 
-def test_a_scan_that_continues_inside_a_chunk_is_an_operator_with_gradients(monkeypatch):
+@pytest.mark.parametrize("keeps_start", [False, True])
+def test_a_scan_that_continues_inside_a_chunk_is_an_operator_with_gradients(keeps_start, monkeypatch):
     torch.manual_seed(0)
     spec, calls = SCANS["chain_scan"], []
     real = chain._scan
@@ -56,11 +61,12 @@ def test_a_scan_that_continues_inside_a_chunk_is_an_operator_with_gradients(monk
     N, G, L, E = 1, B * H, 4, 6
     run = ChunkRun(0, N, 1, L, 1, fresh=False, commit=False)
     co = Coefficients(random(N, G, L + 1, E), *(random(N, G, L + 1) for _ in "bf"), random(N, G, E), random(N, G))
-    W, S, A = ([random(G, *shape) for shape in spec.shapes] for _ in "WSA")
+    W, S, A, W0 = ([random(G, *shape) for shape in spec.shapes] for _ in range(4))
     q, k, v = random(N, G, L, D), random(N, G, E, D), random(N, G, E, D)
-    chain.run(spec, run, q, k, v, co, W, S, A)
+    chain.run(spec, run, q, k, v, co, W, S, A, W0 if keeps_start else [])
     (inputs,) = calls
-    assert inputs[9] is not None
+    assert inputs[8].numel() == (G * sum(a * b for a, b in spec.shapes) if keeps_start else 0)
+    assert inputs[10] is not None
     torch.library.opcheck(
         torch.ops.mnemos.chain_scan.default,
         [x.detach().requires_grad_() if isinstance(x, torch.Tensor) else x for x in inputs],

@@ -33,6 +33,7 @@ def draw_spec(draw: random.Random) -> MemorySpec:
         momentum=draw.random() < 0.7,
         read=draw.choice(["after", "before"]),
         residual=draw.random() < 0.7,
+        retention=draw.choice(["zero", "start"]),
     )
 
 
@@ -52,7 +53,7 @@ def draw_gates(B: int, H: int, spec: MemorySpec, given: list[bool]) -> Gates:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(60))
 def test_a_step_is_that_of_torch_in_place_or_not_for_rows_at_any_position(seed):
     draw = random.Random(seed)
     torch.manual_seed(seed)
@@ -93,6 +94,11 @@ LAYERS = {
     "no residual": {"residual": False},
     "window": {"window": 3, "gate": "token*decay"},
     "lifted": {"features": "monomials", "key_dim": 4, "structure": "linear"},
+    "towards the start": {"retention": "start"},
+    "towards the start, gated": {"retention": "start", "structure": "gated_mlp", "read": "before", "momentum": False},
+    "towards the start, fixed retain": {"retention": "start", "retain": "fixed", "w0_branch": False},
+    "towards the start, no decay": {"retention": "start", "retain": False},
+    "towards the start, window": {"retention": "start", "window": 3, "gate": "token*decay"},
 }
 
 
@@ -126,8 +132,9 @@ def test_a_layer_decodes_what_it_computes_at_once(name, batch, inplace):
 
 
 @torch.no_grad()
-def test_rows_at_different_positions_decode_in_place_as_they_do_alone():
-    layer = make_layer()
+@pytest.mark.parametrize("retention", ["zero", "start"])
+def test_rows_at_different_positions_decode_in_place_as_they_do_alone(retention):
+    layer = make_layer(retention=retention)
     x = torch.randn(4, 20, 24, dtype=torch.float64)
     alone = [layer(x[i : i + 1, : 3 + 2 * i])[1] for i in range(4)]
     together = MemoryState.stack(alone)
@@ -144,9 +151,10 @@ def test_rows_at_different_positions_decode_in_place_as_they_do_alone():
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("retention", ["zero", "start"])
 @pytest.mark.parametrize("length", [4, 5, 8])
-def test_what_was_made_from_a_state_stays_when_the_state_goes_on_in_place(length):
-    layer = make_layer()
+def test_what_was_made_from_a_state_stays_when_the_state_goes_on_in_place(length, retention):
+    layer = make_layer(retention=retention)
     x = torch.randn(2, 30, 24, dtype=torch.float64)
     _, state = layer(x[:, :length])
     start = [w.clone() for w in layer.W0]
@@ -181,24 +189,37 @@ def test_a_token_that_is_not_finite_is_refused_and_changes_nothing():
 @torch.no_grad()
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize(
-    "batch, persistent, choices", [(1, 0, {}), (3, 2, {"kv_heads": 2}), (2, 1, {"qk_norm": False})]
+    "batch, persistent, choices",
+    [
+        (1, 0, {}),
+        (3, 2, {"kv_heads": 2}),
+        (2, 1, {"qk_norm": False}),
+        (1, 0, {"conv_width": 4}),
+        (3, 2, {"conv_width": 3, "kv_heads": 1}),
+        (2, 1, {"conv_width": 1, "qk_norm": False}),
+        (2, 0, {"conv_width": 9}),
+    ],
 )
-def test_attention_decodes_what_it_computes_at_once(batch, persistent, choices, inplace):
+def test_attention_decodes_what_it_computes_at_once(batch, persistent, choices, inplace, monkeypatch):
     torch.manual_seed(0)
     attention = Attention(dim=32, heads=4, window=5, **choices).double()
     x = torch.randn(batch, 23, 32, dtype=torch.float64)
     right, right_cache = attention(x, persistent=persistent)
     y, cache = attention(x[:, :4], persistent=persistent)
-    found = [y]
+    found, calls, run = [y], [], token._run
+    monkeypatch.setattr(token, "_run", lambda name, *rest: (calls.append(name), run(name, *rest))[1])
     for t in range(4, 23):
-        cache.inplace, before = inplace, (cache.key.clone(), cache.value.clone())
+        cache.inplace, before = inplace, cache.clone().tensors()
         y, new = attention(x[:, t : t + 1], cache)
-        assert inplace or (torch.equal(cache.key, before[0]) and torch.equal(cache.value, before[1]))
+        kept = {name: x for name, x in before.items() if name == "conv" or not inplace}  # a tail is never written into
+        assert all(torch.equal(cache.tensors()[name], x) for name, x in kept.items())
         cache = new
         found.append(y)
+    assert calls == ["attend"] * 19
     assert_close(torch.cat(found, 1), right, 1e-10)
-    assert_close(cache.key, right_cache.key, 1e-10)
-    assert torch.equal(cache.position, right_cache.position)
+    assert cache.tensors().keys() == right_cache.tensors().keys()
+    for name, x in cache.tensors().items():
+        assert_close(x.double(), right_cache.tensors()[name].double(), 1e-10, name)
 
 
 @torch.no_grad()
@@ -228,12 +249,22 @@ def test_small_maps_and_norms_are_those_of_torch(dtype, tolerance):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["titans-lmm", "titans-mag", "titans-mal"])
-def test_sessions_at_different_positions_decode_in_place_as_one_forward_reads_them(name):
+@pytest.mark.parametrize(
+    "name, choices",
+    [
+        ("titans-lmm", {}),
+        ("titans-mag", {}),
+        ("titans-mal", {}),
+        ("titans-lmm", {"memory_retention": "start"}),
+        ("titans-mal", {"memory_retention": "start"}),
+        ("titans-mag", {"attention_conv_width": 4, "memory_retention": "start"}),
+        ("swa", {}),
+    ],
+)
+def test_sessions_at_different_positions_decode_in_place_as_one_forward_reads_them(name, choices):
     torch.manual_seed(0)
-    config = presets.config(
-        name, size="nano", vocab_size=64, hidden_size=32, num_attention_heads=2, num_hidden_layers=2
-    )
+    sizes = dict(vocab_size=64, hidden_size=32, num_attention_heads=2, num_hidden_layers=2)
+    config = presets.config(name, size="nano", **sizes, **choices)
     model = MnemosForCausalLM(config).double().eval()
     ids = torch.randint(0, 64, (3, 90))
     cache = MnemosCache.stack([model.state(ids[i : i + 1, : 60 + 4 * i]) for i in range(3)])
@@ -259,7 +290,7 @@ def test_sessions_at_different_positions_decode_in_place_as_one_forward_reads_th
 @torch.no_grad()
 def test_any_number_of_threads_gives_the_same_bits(monkeypatch):
     monkeypatch.setattr(token, "SERIAL", 1)
-    layer, attention = make_layer(), Attention(dim=24, heads=2, window=4).double()
+    layer, attention = make_layer(), Attention(dim=24, heads=2, window=4, conv_width=4).double()
     x, found, before = torch.randn(3, 6, 24, dtype=torch.float64), [], torch.get_num_threads()
     feed, rows = SwiGLU(256), torch.randn(16, 1, 256)  # large enough for the maps to use them
     try:
@@ -270,7 +301,7 @@ def test_any_number_of_threads_gives_the_same_bits(monkeypatch):
             for t in range(1, 6):
                 y, state = layer(x[:, t : t + 1], state)
                 z, cache = attention(x[:, t : t + 1], cache)
-            found.append([y, z, *tensors(state), cache.key, feed(rows)])
+            found.append([y, z, *tensors(state), cache.key, cache.conv, feed(rows)])
     finally:
         torch.set_num_threads(before)
     for other in found[1:]:

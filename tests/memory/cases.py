@@ -127,7 +127,9 @@ def inputs(case: Case, batch: int = 2, length: int = 23, heads: int = 3, seed: i
         "decay": uniform(heads, low=0.5),
         "lag": uniform(*shape, spec.window),
     }
-    high = 0.1 if muon else 0.6 / min(spec.window, 4)
+    high = 0.6 / min(spec.window, 4)
+    if muon:  # a step of singular values 1 after every token soon is chaotic where lr is large
+        high = 0.1 if spec.has_intervals else 0.02
     if "retain" not in case.gates:
         high /= 6  # nothing forgets: keep the inner loop from diverging, which would only measure chaos
     gates = Gates(lr=uniform(*shape, high=high), **{n: x for n, x in made.items() if n in case.gates})
@@ -250,7 +252,107 @@ def grid() -> list[Case]:
             momentum=False,
         )
         cases.append(Case(spec, ("retain", "gate")))
-    return [*cases, *miras()]
+    return [*cases, *miras(), *windowed(), *towards_start()]
+
+
+def windowed() -> list[Case]:
+    """Muon after every token, computed in the low-rank space of the window: windows shorter and longer than chunk and sequence.
+
+    With a single token in the window the step does not depend on the size of its gate, whose gradient is rounding alone. Newton–Schulz
+    lifts the smallest directions of S: windows are well below the dims, and a map with two uses, whose inputs are much alike, takes three
+    iterations that lift less.
+    """
+    base = {"expansion": 2, "rule": "muon", "commit_every": 1, "momentum": False}
+    every = ("retain", "gate", "decay", "lag")
+    cases = []
+    for structure in (
+        {"structure": "linear"},
+        {"structure": "mlp"},
+        {"structure": "mlp", "depth": 3},
+        {"structure": "gated_mlp"},
+        {"structure": "test_composed", "ns_coefficients": "convergent", "ns_steps": 3},
+    ):
+        for window, chunk, dim in [(1, 1, 4), (1, 4, 4), (3, 8, 10), (4, 2, 12)]:
+            spec = MemorySpec(key_dim=dim, value_dim=dim, window=window, chunk_size=chunk, **base | structure)
+            cases.append(Case(spec, every if window > 1 else ("retain",)))
+    for options, gates in (
+        ({"structure": "linear", "window": 9, "chunk_size": 4, "key_dim": 14, "value_dim": 15}, every),
+        ({"structure": "linear", "window": 16, "chunk_size": 16, "key_dim": 24, "value_dim": 25}, every),
+        ({"window": 8, "chunk_size": 16, "key_dim": 14, "value_dim": 13}, every),
+        ({"window": 8, "chunk_size": 4, "key_dim": 12, "value_dim": 12, "read": "before"}, ("retain", "gate")),
+        ({"structure": "linear", "window": 30, "chunk_size": 16, "key_dim": 32, "value_dim": 30}, ("retain", "gate")),
+        ({"window": 9, "chunk_size": 4, "key_dim": 4, "value_dim": 4}, every),  # too long for the low-rank form
+        ({"retention": "start", "structure": "linear"}, every),
+        ({"retention": "start", "window": 8, "chunk_size": 16, "key_dim": 14, "value_dim": 13}, every),
+        ({"retention": "start", "structure": "mlp", "depth": 3, "read": "before", "chunk_size": 4}, ("retain", "gate")),
+        ({"retention": "start", "structure": "gated_mlp"}, every),
+        ({"muon_scale": "nuclear"}, every),
+        ({"muon_scale": "nuclear", "structure": "gated_mlp", "window": 4}, every),
+        ({"read": "before", "window": 4}, ("retain", "lag")),
+        ({"objective": "dot", "structure": "linear"}, ("retain", "gate")),
+        ({"features": "monomials", "key_dim": 4, "window": 3, "chunk_size": 16}, ("retain", "gate")),
+        ({"ns_coefficients": "convergent", "ns_steps": 3}, ()),
+        ({"ns_coefficients": "polar_express", "ns_steps": 4, "window": 2}, ("gate",)),
+        ({"muon_scale": "nuclear", "lr_position": "inside", "step_size": 0.05, "value_dim": 9}, ("retain", "gate")),
+        ({"objective": "huber", "structure": "linear"}, ("retain", "gate", "threshold")),
+    ):
+        default = {"key_dim": 8, "value_dim": 8, "window": 3, "chunk_size": 8}
+        cases.append(Case(MemorySpec(**base | default | options), gates))
+    return cases
+
+
+def towards_start() -> list[Case]:
+    """Retention "start": every structure, and rules, windows, chunks, anchors, features, reads, losses and gates across them."""
+    structures = [
+        {"structure": "linear"},
+        {"structure": "mlp", "depth": 1},
+        {"structure": "mlp", "depth": 2, "expansion": 2},
+        {"structure": "mlp", "depth": 3, "expansion": 1.5},
+        {"structure": "gated_mlp", "expansion": 2},
+        {"structure": "test_composed"},
+    ]
+    base = {"key_dim": 4, "value_dim": 4, "expansion": 2, "chunk_size": 8, "retention": "start"}
+    every = ("momentum", "retain", "gate", "decay", "lag")
+    choices = [
+        *(shape | {"window": c, "chunk_size": b} for shape in structures for c, b in ((1, 4), (5, 8))),
+        *({"window": c, "chunk_size": b} for c, b in ((1, 1), (1, 64), (3, 1), (9, 4), (40, 16))),
+        *(shape | {"rule": "muon", "window": 3, "commit_every": 2} for shape in structures),
+        {"rule": "muon", "chunk_size": 64, "commit_every": 16},
+        {"rule": "muon", "read": "before"},
+        {"rule": "muon", "nesterov": True, "commit_every": 4, "window": 3},
+        {"rule": "muon", "lr_position": "inside", "step_size": 0.05, "commit_every": 4},
+        {"features": "monomials", "structure": "linear"},
+        {"features": "sketch", "degree": 3, "window": 4},
+        {"features": "elementwise", "structure": "gated_mlp"},
+        {"features": "exp"},
+        {"features": "exp", "depth": 3, "objective": "dot", "window": 11, "read": "before"},
+        {"objective": "dot", "window": 3},
+        {"objective": "dot", "structure": "linear", "read": "before"},
+        {"read": "before", "structure": "gated_mlp", "chunk_size": 2},
+        {"read": "before", "window": 6},
+        {"key_dim": 3, "value_dim": 5},
+    ]
+    cases = [Case(MemorySpec(**base | options), every) for options in choices]
+    for c, b in [(1, 1), (1, 16), (3, 8), (30, 4)]:
+        for options in ({}, {"decay_first": True}, {"objective": "dot"}, {"read": "before"}, {"momentum": False}):
+            online = {"structure": "linear", "anchor": "token", "value_dim": 3, "window": c, "chunk_size": b}
+            spec = MemorySpec(**base | online | options)
+            cases.append(
+                Case(spec, ("retain", "gate", "lag") if not spec.momentum else ("momentum", "retain", "decay"))
+            )
+    online = {"structure": "linear", "anchor": "token", "decay_first": True, "momentum": False}
+    cases.append(Case(MemorySpec(**base | online), ("retain",)))
+    for gates in ((), ("momentum",), ("retain",)):
+        cases += [Case(MemorySpec(**base | {"rule": rule, "chunk_size": 4}), gates) for rule in ("gd", "muon")]
+    for options in (
+        {"structure": "linear"},
+        {"window": 3},
+        {"structure": "gated_mlp", "chunk_size": 4},
+        {"rule": "muon", "window": 8},
+        {"features": "exp"},
+    ):
+        cases.append(Case(MemorySpec(**base | options, momentum=False), ("retain", "gate")))
+    return cases
 
 
 def miras() -> list[Case]:

@@ -29,6 +29,10 @@ CASES = {
     "atlas": dict(rule="muon", commit_every=2, window=3, gate="token*decay", chunk_size=4),
     "nesterov": dict(rule="muon", commit_every=2, window=3, gate="token", chunk_size=4, nesterov=True),
     "lr inside": dict(rule="muon", commit_every=2, chunk_size=4, lr_position="inside", step_size=0.1),
+    "towards the start": dict(retention="start"),
+    "towards the start, online": dict(retention="start", structure="linear", anchor="token", decay_first=True),
+    "towards the start, muon": dict(retention="start", rule="muon", commit_every=2, chunk_size=4, window=3),
+    "towards the start, fixed": dict(retention="start", retain="fixed", structure="gated_mlp", momentum=False),
     "muon without momentum": dict(rule="muon", momentum=False, structure="linear", window=2, gate="per-lag"),
 }
 

@@ -15,6 +15,8 @@ KINDS = [
     Case(MemorySpec(4, 4, structure="gated_mlp", expansion=2, chunk_size=8, read="before")),
     Case(MemorySpec(4, 4, expansion=2, rule="muon", window=3, chunk_size=8, commit_every=4)),
     Case(MemorySpec(4, 4, expansion=2, features="monomials", momentum=False, chunk_size=8), ("retain",)),
+    Case(MemorySpec(4, 4, expansion=2, retention="start", window=3, chunk_size=8)),
+    Case(MemorySpec(4, 3, structure="linear", retention="start", anchor="token", chunk_size=4)),
     Case(MemorySpec(4, 4, structure="test_composed", window=5, chunk_size=4)),
 ]
 every_kind = pytest.mark.parametrize("case", KINDS, ids=str)

@@ -38,6 +38,9 @@ KINDS = [
         ("retain",),
     ),
     Case(MemorySpec(key_dim=4, value_dim=4, expansion=2, retention="lq(q=3)", chunk_size=4), ("retain", "gate")),
+    Case(MemorySpec(key_dim=4, value_dim=4, expansion=2, retention="start", window=3, chunk_size=8)),
+    Case(MemorySpec(key_dim=4, value_dim=3, structure="linear", retention="start", anchor="token", decay_first=True)),
+    Case(MemorySpec(key_dim=4, value_dim=4, expansion=2, retention="start", rule="muon", chunk_size=8, commit_every=4)),
 ]
 every_kind = pytest.mark.parametrize("case", KINDS, ids=str)
 
@@ -104,6 +107,10 @@ LONG = [
     MemorySpec(key_dim=3, value_dim=3, structure="linear", chunk_size=4),
     MemorySpec(key_dim=3, value_dim=3, expansion=2, chunk_size=32, rule="muon", commit_every=1),
     MemorySpec(key_dim=3, value_dim=3, structure="gated_mlp", expansion=2, chunk_size=64, rule="muon", commit_every=16),
+    MemorySpec(key_dim=3, value_dim=3, expansion=2, chunk_size=128, window=3, retention="start"),
+    MemorySpec(key_dim=3, value_dim=3, structure="gated_mlp", expansion=2, chunk_size=16, retention="start"),
+    MemorySpec(key_dim=3, value_dim=3, structure="linear", anchor="token", retention="start"),
+    MemorySpec(key_dim=3, value_dim=3, expansion=2, chunk_size=32, rule="muon", commit_every=1, retention="start"),
 ]
 
 
@@ -113,7 +120,10 @@ LONGEST = MemorySpec(key_dim=3, value_dim=3, structure="gated_mlp", expansion=2,
 @pytest.mark.parametrize(
     "spec",
     [*LONG, pytest.param(LONGEST, marks=pytest.mark.slow)],
-    ids=[f"{s.structure},{s.rule},chunk={s.chunk_size},window={s.window},{s.anchor}" for s in (*LONG, LONGEST)],
+    ids=[
+        f"{s.structure},{s.rule},chunk={s.chunk_size},window={s.window},{s.anchor},{s.retention}"
+        for s in (*LONG, LONGEST)
+    ],
 )
 @every_backend
 def test_scan_is_the_reference_over_several_tiles_and_saved_states(spec, backend):

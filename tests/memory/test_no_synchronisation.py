@@ -25,6 +25,12 @@ FAMILIES = {
     "solved": Case(MemorySpec(**SMALL, structure="linear", anchor="token", decay_first=True), ("retain",)),
     "committed, muon": Case(MemorySpec(**SMALL, rule="muon", structure="gated_mlp", expansion=2, commit_every=4)),
     "committed, nesterov": Case(MemorySpec(**SMALL, rule="muon", expansion=2, nesterov=True)),
+    "linear rule, towards the start": Case(MemorySpec(**SMALL, expansion=2, retention="start")),
+    "solved, towards the start": Case(
+        MemorySpec(**SMALL, structure="linear", anchor="token", decay_first=True, retention="start"), ("retain",)
+    ),
+    "committed, towards the start": Case(MemorySpec(**SMALL, rule="muon", expansion=2, retention="start")),
+    "growing, towards the start": Case(MemorySpec(**SMALL, features="exp", expansion=2, retention="start")),
     "growing, exp": Case(MemorySpec(**SMALL, features="exp", expansion=2)),
     "growing, normalised": Case(
         MemorySpec(**SMALL, features="exp", structure="linear", objective="dot", normalize=True)

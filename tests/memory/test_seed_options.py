@@ -303,19 +303,17 @@ def reference_norms(x, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
             value = getattr(one, name)
             return torch.full_like(one.lr[:, 0], default) if value is None else value[:, 0]
 
-        def moved(new_S, old_S, new_W, old_W, factor):
-            """S_t and momentum S_{t-1}; without an accumulator S_t is what W_t has gained."""
+        def moved(new_S, old_S, new_W, old_W, factor, start=0.0):
+            """S_t and momentum S_{t-1}; without an accumulator S_t is what W_t has gained. start: what W decays towards."""
             if spec.momentum:
                 decay = scalar("momentum", 0.0) if spec.retains.is_linear else scalar("retain", 1.0)
                 return new_S, factor(decay) * old_S
-            return new_W - factor(scalar("retain", 1.0)) * old_W, torch.zeros_like(new_W)
+            return new_W - (start + factor(scalar("retain", 1.0)) * (old_W - start)), torch.zeros_like(new_W)
 
         matrix, entry = (lambda g: g[..., None, None]), (lambda g: g[:, None, :, None])
-        blank = [None] * len(new.weights)
-        pairs = [
-            moved(s, old, w, before, matrix)
-            for s, old, w, before in zip(new.momentum or blank, state.momentum or blank, new.weights, state.weights)
-        ]
+        blank, towards = [None] * len(new.weights), state.start or [0.0] * len(new.weights)
+        matrices = zip(new.momentum or blank, state.momentum or blank, new.weights, state.weights, towards)
+        pairs = [moved(s, old, w, before, matrix, start) for s, old, w, before, start in matrices]
         S, kept = [a for a, _ in pairs], [b for _, b in pairs]
         listed = listed_kept = None
         if spec.is_kv_cache:

@@ -57,6 +57,8 @@ REAL = [
     dict(structure="gated_mlp", chunk_size=16),
     dict(depth=3, expansion=2, chunk_size=64),
     dict(rule="muon", chunk_size=32),
+    dict(retention="start", chunk_size=64),
+    dict(retention="start", structure="gated_mlp", chunk_size=16, window=4),
 ]
 
 
@@ -92,7 +94,7 @@ MANY = [
 def test_many_tiles_and_states_made_again(choices, every, backend, monkeypatch):
     """More tiles than are prepared at once, and a last group that is not full."""
     monkeypatch.setattr(tiles, "TILE", 8)
-    monkeypatch.setattr(chain, "_save_every", lambda piece: every)
+    monkeypatch.setattr(chain, "tiles_per_state", lambda piece: every)
     monkeypatch.setattr(torch_engine, "_tiles_per_group", lambda piece: every)
     compare(MemorySpec(key_dim=4, value_dim=4, expansion=2, **choices), 2, 150, 2, torch.float64, 1e-10, backend)
 

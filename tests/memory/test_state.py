@@ -158,7 +158,7 @@ def test_the_bytes_of_a_state_do_not_depend_on_how_much_it_has_read(case):
 @every_kind
 def test_the_bytes_of_a_state_are_those_of_its_parts(case):
     spec, state = case.spec, after(case, 9)
-    matrices = sum(a * b for a, b in spec.shapes) * (3 if spec.momentum else 2)
+    matrices = sum(a * b for a, b in spec.shapes) * (2 + spec.momentum + spec.retains.keeps_start)
     window = (spec.window - 1) * (spec.key_dim + spec.value_dim + 1)
     assert state.nbytes == 2 * 3 * (matrices + window) * 8 + 2 * 8
 

@@ -16,6 +16,9 @@ FAMILIES = {  # and the kernel of its scan while torch compiles, None: torch ope
     "atlas": "muon_scan",  # committed
     "deeptransformer": None,  # growing
     "titans-mac": "chain_scan",
+    "titans-mag towards the start": "chain_scan",
+    "atlas towards the start": None,
+    "deltanet towards the start": None,
     "swa": None,
 }
 

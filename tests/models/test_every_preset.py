@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from zoo import HAS_MEMORY, NAMES, VOCAB, WINDOW, logits, make, model_of, tokens
+from zoo import HAS_MEMORY, NAMES, TOWARDS_START, VOCAB, WINDOW, WITH_CONVOLUTION, logits, make, model_of, tokens
 
 from helpers import assert_close
 from mnemos.models import MnemosCache, MnemosForCausalLM
 
 EXACT = 1e-9  # relative RMS in float64
-every_preset = pytest.mark.parametrize("name", NAMES)
+every_preset = pytest.mark.parametrize("name", [*NAMES, *TOWARDS_START, *WITH_CONVOLUTION])
 
 
 def feed(model: MnemosForCausalLM, ids: torch.Tensor, ends: list[int], cache: MnemosCache | None = None):
@@ -214,7 +214,7 @@ def test_the_cache_has_a_fixed_size_or_says_that_it_grows(name):
     _, short = feed(model, tokens(2, 3), [])
     _, long = feed(model, tokens(2, 70), [40])
     assert (long.nbytes != short.nbytes) == long.is_kv_cache
-    assert long.is_kv_cache == (name in {"transformer", "deeptransformer", "swdt", "dot"})
+    assert long.is_kv_cache == (name.split()[0] in {"transformer", "deeptransformer", "swdt", "dot"})
 
 
 @every_preset

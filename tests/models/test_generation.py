@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
 )
 from transformers.generation.streamers import BaseStreamer
-from zoo import each_block, logits, make, model_of, tokens
+from zoo import KINDS, TOWARDS_START, each_block, logits, make, model_of, tokens
 
 from helpers import assert_close, randomise
 from mnemos.models.cache_io import to_tensors
 
 
-@each_block
+@pytest.mark.parametrize("name", [*KINDS, *TOWARDS_START])
 def test_beam_search_with_a_cache_is_beam_search_without(name):
     model, ids = model_of(name), tokens(2, 10)
     options = dict(num_beams=3, max_new_tokens=8, do_sample=False, num_return_sequences=2)

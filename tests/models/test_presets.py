@@ -57,6 +57,14 @@ def test_parameters_are_as_many_as_they_say(name):
     assert {size: presets.count(presets.config(name, size)) for size in presets.SIZES} == COUNTS[name]
 
 
+@pytest.mark.parametrize("name", ["transformer", "swa", "titans-mag", "titans-mal", "titans-mac", "qk-mag"])
+def test_a_convolution_of_attention_is_its_weights_alone(name):
+    sizes = dict(hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2)
+    without, with_4 = (presets.count(presets.config(name, attention_conv_width=width, **sizes)) for width in (0, 4))
+    assert with_4 - without == 3 * 4 * (64 + 2 * 32)  # layers, width, channels of q, k and v
+    assert presets.config(name).attention_conv_width == (4 if name in ("transformer", "swa") else 0)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_counting_without_allocating_counts_what_a_model_has(name):
     model = make(name, num_longterm_tokens=2, gate_mode="product")
@@ -118,6 +126,9 @@ def test_the_sigmoid_gate_only_attenuates_attention():
         (dict(name="atlas", memory_windw=3), r"no field memory_windw; did you mean memory_window"),
         (dict(name="atlas", whatever=3), r"no field whatever; there are"),
         (dict(name="swa", attention_window=0), r"attention_window=0 must be a whole number >= 1"),
+        (dict(name="swa", attention_conv_width=-1), r"attention_conv_width=-1 must be a whole number >= 0"),
+        (dict(name="swa", attention_conv_width=None), r"attention_conv_width=None must be a whole number >= 0"),
+        (dict(name="swa", attention_conv_width=2**40), r"attention_conv_width=1099511627776 must be at most"),
         (dict(name="swa", num_attention_heads=3), r"num_attention_heads=3 must divide hidden_size=128"),
         (dict(name="swa", num_key_value_heads=3), r"num_key_value_heads=3 must divide num_attention_heads=4"),
         (dict(name="swa", head_dim=7), r"head_dim=7 must be even"),

@@ -354,7 +354,18 @@ def test_compiled_decoding_computes_the_same(name):
             assert all(torch.equal(found[key], right[key]) for key in right)
 
 
-@pytest.mark.parametrize("name", ["titans-mal", "atlas", "deeptransformer", "swdt", "dot"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "titans-mal",
+        "atlas",
+        "deeptransformer",
+        "swdt",
+        "dot",
+        "titans-mal towards the start",
+        "atlas towards the start",
+    ],
+)
 def test_decoding_with_stand_ins_for_places_computes_the_same(name):
     """What `compile_decoding` does around the compiler, with rows at one place and at several."""
     model, ids = randomise(make(name, num_hidden_layers=1), scale=0.15), tokens(2, 34)

@@ -12,19 +12,26 @@ from mnemos.models import MnemosForCausalLM, presets
 
 VOCAB, WINDOW = 61, 8
 NAMES = presets.names()
+FAMILIES = ("titans-lmm", "titans-mag", "titans-mac", "omeganet", "atlas-mag", "deeptransformer", "deltanet")
+TOWARDS_START = [f"{name} towards the start" for name in FAMILIES]  # presets with memory_retention="start"
 KINDS = ["titans-lmm", "atlas-mag", "titans-mal", "titans-mac", "qk-mag", "transformer"]  # one of every block
-each_block = pytest.mark.parametrize("name", KINDS)
+WITH_CONVOLUTION = {f"{name}, convolution": name for name in ("titans-mag", "titans-mal", "titans-mac", "qk-mag")}
+each_block = pytest.mark.parametrize("name", [*KINDS, *WITH_CONVOLUTION])
 HAS_MEMORY = [name for name in NAMES if presets.PRESETS[name].block not in ("attention", "swa")]
 
 
 def small_config(name: str, **overrides):
+    """Of a preset, of one of `TOWARDS_START`, or of one of `WITH_CONVOLUTION`, whose attention then has a convolution too."""
+    name, _, retention = name.partition(" towards the ")
+    if name in WITH_CONVOLUTION:
+        name, overrides = WITH_CONVOLUTION[name], dict(attention_conv_width=4) | overrides
     preset = presets.PRESETS[name]
     small = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=VOCAB)
     small |= dict(attention_window=WINDOW, segment_length=WINDOW)
     if preset.memory is not None:
         memory = dict(heads=2, chunk_size=8)
         memory |= {key: least for key, least in (("window", 3), ("key_dim", 4)) if key in preset.memory}
-        small["memory"] = memory
+        small["memory"] = memory | ({"retention": retention} if retention else {})
     return presets.config(name, "nano", **small | overrides)
 
 

@@ -21,10 +21,21 @@ def turned(x: Tensor, position: int, theta: float) -> Tensor:
     return torch.cat((z.real, z.imag), -1)
 
 
-def heads_of(layer, x: Tensor, position: int | None) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v (heads, D) of one token x (dim,)."""
+def convolved(layer, x: Tensor) -> list[Tensor]:
+    """The projections (channels,) of every token of a row x (T, dim), each a weighted sum with those just before it."""
+    raw = [layer.qkv.weight @ token for token in x]
+    if layer.conv is None:
+        return raw
+    return [
+        sum((w * raw[t - lag] for lag, w in enumerate(layer.conv.weight.flip(0)) if lag <= t), torch.zeros_like(raw[t]))
+        for t in range(len(raw))
+    ]
+
+
+def heads_of(layer, mixed: Tensor, position: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v (heads, D) of one token's projections (channels,)."""
     H, G, D = layer.heads, layer.kv_heads, layer.head_dim
-    q, k, v = (layer.qkv.weight @ x).split([H * D, G * D, G * D])
+    q, k, v = mixed.split([H * D, G * D, G * D])
     q, k, v = q.view(H, D), k.view(G, D), v.view(G, D)
     if layer.q_norm is not None:
         q = q / (q.pow(2).mean(-1, keepdim=True) + layer.eps).sqrt() * layer.q_norm.weight
@@ -46,7 +57,7 @@ def look(layer, q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
 def naive_attention(layer, x: Tensor, persistent: int = 0) -> Tensor:
     """x (T, dim), one row, the persistent tokens first -> (T, dim)."""
     P = persistent
-    tokens = [heads_of(layer, x[t], None if t < P else t - P) for t in range(len(x))]
+    tokens = [heads_of(layer, mixed, None if t < P else t - P) for t, mixed in enumerate(convolved(layer, x))]
     outputs = []
     for t in range(len(x)):
         near = range(0 if layer.window is None else max(P, t - layer.window + 1), t + 1)
@@ -56,9 +67,10 @@ def naive_attention(layer, x: Tensor, persistent: int = 0) -> Tensor:
 
 
 def naive_segments(layer, x: Tensor, retrieved: Tensor, longterm: Tensor, persistent: int = 0) -> Tensor:
-    """x, retrieved (P + T, dim), one row; longterm (segments, N, dim) -> (P + T, dim)."""
-    P, L = persistent, layer.segment_len
-    fixed = [heads_of(layer, x[t], None) for t in range(P)]
+    """x, retrieved (P + T, dim), one row; longterm (segments, N, dim) -> (P + T, dim). The convolution is over x alone."""
+    P, L, W = persistent, layer.segment_len, layer.qkv.weight
+    row = convolved(layer, x)
+    fixed = [heads_of(layer, row[t], None) for t in range(P)]
     outputs = []
     for t in range(P):
         seen = fixed[: t + 1]
@@ -66,10 +78,10 @@ def naive_segments(layer, x: Tensor, retrieved: Tensor, longterm: Tensor, persis
     for t in range(P, len(x)):
         segment, i = divmod(t - P, L)
         begin = t - i
-        seen = fixed + [heads_of(layer, token, None) for token in longterm[segment]]
-        seen = seen + [heads_of(layer, retrieved[begin + j], j) for j in range(i + 1)]
-        seen = seen + [heads_of(layer, x[begin + j], j) for j in range(i + 1)]
-        outputs.append(look(layer, heads_of(layer, x[t], i)[0], [s[1] for s in seen], [s[2] for s in seen]))
+        seen = fixed + [heads_of(layer, W @ token, None) for token in longterm[segment]]
+        seen = seen + [heads_of(layer, W @ retrieved[begin + j], j) for j in range(i + 1)]
+        seen = seen + [heads_of(layer, row[begin + j], j) for j in range(i + 1)]
+        outputs.append(look(layer, heads_of(layer, row[t], i)[0], [s[1] for s in seen], [s[2] for s in seen]))
     return torch.stack(outputs)
 
 

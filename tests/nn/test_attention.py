@@ -16,6 +16,7 @@ WINDOWS = [1, 3, 16, 100, None]
 LENGTHS = [1, 7, 63, 65]
 each_window = pytest.mark.parametrize("window", WINDOWS)
 each_persistent = pytest.mark.parametrize("persistent", [0, 3])
+each_conv = pytest.mark.parametrize("conv_width", [0, 4])
 
 
 def build(window, **more) -> Attention:
@@ -44,12 +45,23 @@ def assert_caches_close(a: AttentionCache, b: AttentionCache, tol: float = 1e-12
     assert torch.equal(a.position, b.position)
     assert_close_rms(a.key, b.key, tol, "key")
     assert_close_rms(a.value, b.value, tol, "value")
+    if a.conv is not None:
+        assert_close_rms(a.conv, b.conv, tol, "conv")
 
 
 @each_window
 @each_persistent
 @pytest.mark.parametrize("T", LENGTHS)
-@pytest.mark.parametrize("more", [{}, dict(kv_heads=1, head_dim=4), dict(qk_norm=False, rope_theta=100.0)])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        dict(kv_heads=1, head_dim=4),
+        dict(qk_norm=False, rope_theta=100.0),
+        dict(conv_width=4),
+        dict(conv_width=3, kv_heads=1, head_dim=4, qk_norm=False),
+    ],
+)
 def test_attention_is_its_definition(window, persistent, T, more):
     layer, x = build(window, **more), some(2, persistent + T, DIM)
     y, _ = layer(x, persistent=persistent)
@@ -68,7 +80,7 @@ def test_the_block_size_is_a_choice_of_speed_alone(block, window, persistent):
 @each_window
 @each_persistent
 @pytest.mark.parametrize("T", LENGTHS)
-@pytest.mark.parametrize("more", [{}, dict(kv_heads=1)])
+@pytest.mark.parametrize("more", [{}, dict(kv_heads=1), dict(conv_width=4), dict(conv_width=1), dict(conv_width=9)])
 def test_any_split_is_one_call(window, persistent, T, more):
     layer, x = build(window, **more), some(3, persistent + T, DIM)
     whole, end = layer(x, persistent=persistent)
@@ -84,8 +96,9 @@ def test_any_split_is_one_call(window, persistent, T, more):
 
 @each_window
 @each_persistent
-def test_ragged_rows_are_the_rows_alone_over_several_calls(window, persistent):
-    layer, P = build(window), persistent
+@each_conv
+def test_ragged_rows_are_the_rows_alone_over_several_calls(window, persistent, conv_width):
+    layer, P = build(window, conv_width=conv_width), persistent
     calls = [[5, 0, 20], [1, 1, 1], [0, 1, 1], [7, 33, 0], [40, 2, 19], [1, 0, 1], [1, 1, 1]]
     totals = [sum(call[r] for call in calls) for r in range(3)]
     rows = [some(1, P + n, DIM, seed=r) for r, n in enumerate(totals)]
@@ -112,8 +125,9 @@ def test_ragged_rows_are_the_rows_alone_over_several_calls(window, persistent):
 
 
 @each_window
-def test_a_row_without_valid_tokens_stays_as_it_is(window):
-    layer = build(window)
+@each_conv
+def test_a_row_without_valid_tokens_stays_as_it_is(window, conv_width):
+    layer = build(window, conv_width=conv_width)
     _, cache = layer(some(2, 9, DIM))
     for T in (1, 5):
         y, after = layer(some(2, T, DIM), cache, mask=torch.zeros(2, T, dtype=torch.bool))
@@ -123,14 +137,16 @@ def test_a_row_without_valid_tokens_stays_as_it_is(window):
 
 @pytest.mark.parametrize("window", [1, 3, 16])
 @pytest.mark.parametrize("lengths", [[65], [1] * 65, [20, 45]])
-def test_the_window_counts_exactly_its_tokens(window, lengths):
-    layer, x, t = build(window), some(1, 65, DIM), 30
+@each_conv
+def test_the_window_counts_exactly_its_tokens_and_the_convolution_those_before_it(window, lengths, conv_width):
+    layer, x, t = build(window, conv_width=conv_width), some(1, 65, DIM), 30
     y, _ = run(layer, x, lengths)
     changed = x.clone()
     changed[:, t] += 1.0
     difference = (run(layer, changed, lengths)[0] - y).abs().amax((0, 2))
-    assert (difference[t : t + window] > 1e-6).all()  # the last of them at distance window - 1
-    assert (difference[t + window :] == 0.0).all()
+    reach = window + max(0, conv_width - 1)
+    assert (difference[t : t + reach] > 1e-6).all()  # the last of them at distance reach - 1
+    assert (difference[t + reach :] == 0.0).all()
     assert (difference[:t] == 0.0).all()
 
 
@@ -148,8 +164,9 @@ def test_a_persistent_token_is_seen_at_any_distance(lengths):
 @each_window
 @each_persistent
 @pytest.mark.parametrize("cached", [False, True])
-def test_later_tokens_change_nothing_before_them(window, persistent, cached):
-    layer, x = build(window), some(2, 65, DIM)
+@each_conv
+def test_later_tokens_change_nothing_before_them(window, persistent, cached, conv_width):
+    layer, x = build(window, conv_width=conv_width), some(2, 65, DIM)
     cache = layer(some(2, 20, DIM, seed=1), persistent=persistent)[1] if cached else None
     y, _ = layer(x, cache, persistent=persistent)
     for t in (1, 16, 17, 40, 64):
@@ -159,8 +176,9 @@ def test_later_tokens_change_nothing_before_them(window, persistent, cached):
 
 
 @each_window
-def test_rows_are_independent(window):
-    layer, x = build(window), some(3, 40, DIM)
+@each_conv
+def test_rows_are_independent(window, conv_width):
+    layer, x = build(window, conv_width=conv_width), some(3, 40, DIM)
     y, cache = layer(x)
     other = x.clone()
     other[1] += 1.0
@@ -170,16 +188,18 @@ def test_rows_are_independent(window):
 
 @each_window
 @pytest.mark.parametrize("T", [1, 9, 40])
-def test_a_call_leaves_its_cache_as_it_was(window, T):
-    layer = build(window)
+@each_conv
+def test_a_call_leaves_its_cache_as_it_was(window, T, conv_width):
+    layer = build(window, conv_width=conv_width)
     _, cache = layer(some(2, 20, DIM))
     before = cache.clone()
     layer(some(2, T, DIM, seed=1), cache)
     assert_caches_close(cache, before, tol=0.0)
 
 
-def test_an_inplace_ring_gives_the_same_and_is_written_without_gradients_only():
-    layer, x = build(5), some(2, 30, DIM)
+@each_conv
+def test_an_inplace_ring_gives_the_same_and_is_written_without_gradients_only(conv_width):
+    layer, x = build(5, conv_width=conv_width), some(2, 30, DIM)
     whole, _ = layer(x)
     _, cache = layer(x[:, :12])
     cache.inplace = True
@@ -193,8 +213,9 @@ def test_an_inplace_ring_gives_the_same_and_is_written_without_gradients_only():
 
 
 @each_window
-def test_a_look_without_use_cache_writes_nothing_and_inplace_caches_are_joined(window):
-    layer, x = build(window), some(2, 20, DIM)
+@each_conv
+def test_a_look_without_use_cache_writes_nothing_and_inplace_caches_are_joined(window, conv_width):
+    layer, x = build(window, conv_width=conv_width), some(2, 20, DIM)
     with torch.no_grad():
         _, cache = layer(x)
         cache.inplace = True
@@ -209,8 +230,9 @@ def test_a_look_without_use_cache_writes_nothing_and_inplace_caches_are_joined(w
 
 
 @each_persistent
-def test_an_inplace_cache_without_a_window_grows_by_steps_and_gives_the_same(persistent):
-    layer, x = build(None), some(2, persistent + 60, DIM)
+@each_conv
+def test_an_inplace_cache_without_a_window_grows_by_steps_and_gives_the_same(persistent, conv_width):
+    layer, x = build(None, conv_width=conv_width), some(2, persistent + 60, DIM)
     whole, end = layer(x, persistent=persistent)
     buffers = set()
     with torch.no_grad():
@@ -233,8 +255,10 @@ def test_an_inplace_cache_without_a_window_grows_by_steps_and_gives_the_same(per
 
 @pytest.mark.parametrize("window", [2, 3, 16, 100, None])  # over a window of 1 softmax is 1, whatever q and k are
 @each_persistent
-def test_gradients_reach_every_parameter_and_agree_between_splits(window, persistent):
-    layer, x = build(window, kv_heads=1), some(2, persistent + 40, DIM).requires_grad_()
+@each_conv
+def test_gradients_reach_every_parameter_and_agree_between_splits(window, persistent, conv_width):
+    layer = build(window, kv_heads=1, conv_width=conv_width)
+    x = some(2, persistent + 40, DIM).requires_grad_()
     weight = some(2, persistent + 40, DIM, seed=1)
     inputs = [x, *layer.parameters()]
     whole = torch.autograd.grad((layer(x, persistent=persistent, use_cache=False)[0] * weight).sum(), inputs)
@@ -256,7 +280,7 @@ def test_positions_go_on_in_the_cache_at_any_height():
     """Scores see distances alone: moving a cache and its position by ten million tokens changes no output."""
     layer, x, height = build(64), some(1, 30, DIM), 10**7
     near, _ = layer(torch.cat((torch.zeros(1, 44, DIM, dtype=f64), x), 1))
-    _, k, v = layer.project(x[:, :20], layer.angles(torch.arange(20).unsqueeze(0) + height, f64))
+    _, k, v, _ = layer.project(x[:, :20], layer.angles(torch.arange(20).unsqueeze(0) + height, f64))
     ring = torch.zeros(2, 1, 64, *k.shape[2:], dtype=f64)  # the other slots: tokens of zeros, as above
     ring[:, :, (torch.arange(20) + height) % 64] = torch.stack((k, v)).detach()
     for lengths in ([10], [1] * 10):
@@ -274,8 +298,9 @@ def relative_change(a, b):
 
 @each_window
 @each_persistent
-def test_a_cache_survives_a_file(window, persistent):
-    layer, x = build(window), some(2, 40, DIM)
+@each_conv
+def test_a_cache_survives_a_file(window, persistent, conv_width):
+    layer, x = build(window, conv_width=conv_width), some(2, 40, DIM)
     _, cache = layer(x, persistent=persistent)
     loaded = AttentionCache.from_tensors(load(save(cache.tensors())), **cache.settings())
     assert_caches_close(loaded, cache, tol=0.0)
@@ -283,14 +308,16 @@ def test_a_cache_survives_a_file(window, persistent):
 
 
 def test_the_bytes_of_a_ring_do_not_depend_on_the_length():
-    layer = build(16)
-    sizes = {layer(some(2, T, DIM), persistent=1)[1].nbytes for T in (1, 7, 63, 200)}
-    assert sizes == {2 * 2 * 17 * DIM * 8 + 2 * 8}
+    for conv_width, tail in ((0, 0), (4, 3)):
+        layer = build(16, conv_width=conv_width)
+        sizes = {layer(some(2, T, DIM), persistent=1)[1].nbytes for T in (1, 7, 63, 200)}
+        assert sizes == {2 * 2 * 17 * DIM * 8 + 2 * tail * 3 * DIM * 8 + 2 * 8}
 
 
 @each_window
-def test_rows_are_chosen_repeated_forked_and_joined(window):
-    layer, x = build(window), some(3, 20, DIM)
+@each_conv
+def test_rows_are_chosen_repeated_forked_and_joined(window, conv_width):
+    layer, x = build(window, conv_width=conv_width), some(3, 20, DIM)
     _, cache = layer(x)
     next_token = some(3, 1, DIM, seed=1)
     chosen = cache.select(torch.tensor([2, 0, 2]))
@@ -310,8 +337,9 @@ def test_rows_are_chosen_repeated_forked_and_joined(window):
 
 
 @each_window
-def test_a_module_in_float64_stays_there_and_bfloat16_autocast_is_finite(window):
-    layer = build(window)
+@each_conv
+def test_a_module_in_float64_stays_there_and_bfloat16_autocast_is_finite(window, conv_width):
+    layer = build(window, conv_width=conv_width)
     y, cache = layer(some(2, 40, DIM))
     assert y.dtype == cache.key.dtype == f64
     single = layer.float()
@@ -319,6 +347,7 @@ def test_a_module_in_float64_stays_there_and_bfloat16_autocast_is_finite(window)
     exact, _ = single(x)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y, cache = single(x, persistent=2)
+        assert len({t.dtype for t in cache.tensors().values()}) == 2  # positions, and one type of floats: files need it
         last, cache = single(x[:, :1], cache)
         more, cache = single(x, cache)
         plain, _ = single(x)
@@ -328,15 +357,32 @@ def test_a_module_in_float64_stays_there_and_bfloat16_autocast_is_finite(window)
     assert single(x, cache)[0].isfinite().all()  # and goes on without autocast
 
 
-@pytest.mark.parametrize(("window", "persistent"), [(3, 0), (16, 3), (None, 3)])
-def test_the_training_path_compiles_whole(window, persistent):
+@pytest.mark.parametrize(
+    ("window", "persistent", "conv_width"), [(3, 0, 0), (16, 3, 0), (None, 3, 0), (16, 3, 4), (None, 0, 4)]
+)
+def test_the_training_path_compiles_whole(window, persistent, conv_width):
     torch._dynamo.reset()
-    layer, x = build(window), some(2, 80, DIM)
+    layer, x = build(window, conv_width=conv_width), some(2, 80, DIM)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     for options in (dict(), dict(mask=prefix_mask([60, 80], 80))):
         y, _ = compiled(x, persistent=persistent, use_cache=False, **options)
         assert_close_rms(y, layer(x, persistent=persistent, use_cache=False, **options)[0], 1e-12)
         y.sum().backward()
+
+
+@each_conv
+def test_gradients_of_each_row_by_torch_func_are_those_of_autograd(conv_width):
+    layer, x = build(4, conv_width=conv_width), some(3, 9, DIM)
+    parameters = {name: p.detach() for name, p in layer.named_parameters()}
+
+    def loss(parameters, row):
+        return torch.func.functional_call(layer, parameters, (row[None],), {"use_cache": False})[0].square().sum()
+
+    rows = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+    for r in range(3):
+        right = torch.autograd.grad(layer(x[r : r + 1], use_cache=False)[0].square().sum(), list(layer.parameters()))
+        for name, grad in zip(parameters, right):
+            assert_close_rms(rows[name][r], grad, 1e-12, name)
 
 
 @pytest.mark.parametrize("window", [4, None])
@@ -355,6 +401,7 @@ def test_what_does_not_fit_is_refused_in_words():
         ("head_dim=3 must be even", lambda: Attention(12, 4, 4)),
         ("kv_heads=3 must divide heads=2", lambda: build(4, kv_heads=3)),
         ("window=0 must be >= 1", lambda: build(0)),
+        ("conv_width=-1 must be >= 0", lambda: build(4, conv_width=-1)),
         ("x has shape", lambda: layer(x[..., :5])),
         ("x has shape", lambda: layer(x[:, :0])),
         ("mask has shape", lambda: layer(x, mask=torch.ones(2, 5, dtype=torch.bool))),
@@ -365,6 +412,9 @@ def test_what_does_not_fit_is_refused_in_words():
         ("cache has 2 rows", lambda: layer(x[:1], cache)),
         ("cache is a int", lambda: layer(x, 3)),
         ("cache has keys of shape", lambda: build(4, kv_heads=1)(x, cache)),
+        (r"tail of shape None, but \(2, 3, 36\)", lambda: build(4, conv_width=4)(x, cache)),
+        (r"tail of shape \(2, 2, 36\), but None", lambda: layer(x, build(4, conv_width=3)(x)[1])),
+        ("the caches differ", lambda: AttentionCache.stack([layer(x)[1], build(4, conv_width=3)(x)[1]])),
         ("rows must lie in 0..1", lambda: cache.select([2])),
         ("rows must be a non-empty list", lambda: cache.select([])),
         ("stack needs at least one", lambda: AttentionCache.stack([])),

@@ -18,6 +18,8 @@ CASES = {
     "both": dict(longterm=3, persistent=2),
     "grouped": dict(longterm=1, persistent=1, kv_heads=1, head_dim=4),
     "raw": dict(qk_norm=False, rope_theta=50.0),
+    "conv": dict(conv_width=4),
+    "conv, all": dict(conv_width=3, longterm=2, persistent=2, kv_heads=1),
 }
 each_case = pytest.mark.parametrize("case", CASES)
 
@@ -70,6 +72,8 @@ def assert_caches_close(a: SegmentCache, b: SegmentCache, tol: float = 1e-12) ->
     assert a.settings() == b.settings() and torch.equal(a.position, b.position)
     assert_close_rms(a.key, b.key, tol, "key")
     assert_close_rms(a.value, b.value, tol, "value")
+    if a.conv is not None:
+        assert_close_rms(a.conv, b.conv, tol, "conv")
 
 
 @each_case
@@ -166,6 +170,18 @@ def test_a_segment_sees_nothing_of_the_one_before_but_the_persistent_tokens():
     assert ((y[0][run.P + 8 :] - changed[0][run.P + 8 :]).abs().amax(-1) > 1e-6).all()
 
 
+def test_the_convolution_crosses_segments_over_tokens_of_the_row_alone():
+    """The first token of a segment is projected with the last ones before it; what was retrieved for them has no part in it."""
+    run, other = Run("conv"), Run("conv")
+    y = run.all(WHOLE)[0][0]
+    other.x[:, 7] += 1.0
+    changed = (other.all(WHOLE)[0][0] - y).abs().amax(-1)
+    assert (changed[8:16] > 1e-6).all() and (changed[16:] == 0.0).all()
+    other = Run("conv")
+    other.retrieved[:, :8] += 1.0
+    assert torch.equal(other.all(WHOLE)[0][0][8:], y[8:])
+
+
 @each_case
 def test_gradients_reach_every_parameter_and_input_and_agree_between_splits(case):
     def gradients(calls):
@@ -192,8 +208,9 @@ def test_a_cache_survives_a_file_and_keeps_its_size(case):
     assert len({run.all(calls)[1].nbytes for calls in ([1], [8], WHOLE)}) == 1
 
 
-def test_an_inplace_cache_gives_the_same():
-    run = Run("both")
+@pytest.mark.parametrize("case", ["both", "conv, all"])
+def test_an_inplace_cache_gives_the_same(case):
+    run = Run(case)
     whole, _ = run.all(WHOLE)
     with torch.no_grad():
         _, cache = run.all([1])
@@ -209,9 +226,11 @@ def test_an_inplace_cache_gives_the_same():
     assert cache.key.data_ptr() == key
 
 
-def test_bfloat16_autocast_is_finite_and_the_training_path_compiles_whole():
-    run = Run("both")
-    layer, x, r, lt = run.layer.float(), *(some(2, n, DIM, dtype=torch.float32) for n in (10, 10, 3))
+@pytest.mark.parametrize("case", ["both", "conv, all"])
+def test_bfloat16_autocast_is_finite_and_the_training_path_compiles_whole(case):
+    run = Run(case)
+    sizes = 10, 10, run.layer.longterm
+    layer, x, r, lt = run.layer.float(), *(some(2, n, DIM, dtype=torch.float32) for n in sizes)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y, cache = layer(x, r, lt, persistent=2)
         z, cache = layer(x[:, :1], r[:, :1], lt, cache)
@@ -241,6 +260,7 @@ def test_what_does_not_fit_is_refused_in_words():
         ("cache was begun with 2", lambda: layer(x[:, :1], x[:, :1], lt, cache, persistent=1)),
         ("cache has 2 rows", lambda: layer(x[:1], x[:1], lt[:1], cache)),
         (r"cache has \(segment_len, longterm\)", lambda: Run("plain").layer(x[:, :1], x[:, :1], None, cache)),
+        ("tail of shape None", lambda: Run("conv").layer(x[:, :1], x[:, :1], None, Run("plain").all([1])[1])),
         ("persistent=9 must lie", lambda: layer(x, x, lt, persistent=9)),
         ("mask has shape", lambda: layer(x, x, lt, mask=torch.ones(2, 3, dtype=torch.bool))),
     ]:

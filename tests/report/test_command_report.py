@@ -13,7 +13,8 @@ from mnemos.train import export
 def test_inspect_writes_a_page_into_the_run_and_prints_the_routing(run, text_file, capsys):
     assert main(["inspect", str(run), "--text", str(text_file), "--max-tokens", "80"]) == 0
     printed = capsys.readouterr().out
-    assert "to memory" in printed and f"page: {run / 'inspect.html'}" in printed
+    assert "to memory" in printed and "relearning" in printed and "effective rank" in printed
+    assert f"page: {run / 'inspect.html'}" in printed
     panel = data_of((run / "inspect.html").read_text())["panels"][0]
     assert len(panel["tokens"]) == 80 and panel["name"].startswith("first, step") and "is longer" in panel["notes"][0]
 

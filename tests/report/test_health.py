@@ -7,7 +7,14 @@ import pytest
 from mnemos.report.diagnostics import Known, health
 
 GATE = {"mean": 0.5, "std": 0.1, "near_0": 0.1, "near_1": 0.1}
-LAYER = {"gate": GATE, "lr": {"mean": 0.5}, "retain": {"mean": 0.99}, "surprise_before": 1.0, "surprise_after": 0.5}
+HEALTH = {"effective_rank": 9.0, "distance": 0.5, "relearning": 0.9}
+LAYER = HEALTH | {
+    "gate": GATE,
+    "lr": {"mean": 0.5},
+    "retain": {"mean": 0.99},
+    "surprise_before": 1.0,
+    "surprise_after": 0.5,
+}
 
 
 def train(losses, **last) -> list[dict]:
@@ -23,11 +30,11 @@ def validate(loss: float = 2.0, layer: dict | None = None, share: float = 0.2, *
     return {"step": 100, "val_loss": loss, "layers": {"0": LAYER, "1": LAYER | (layer or {})}, "memory": memory} | more
 
 
-def reading(end: float | None, frozen: float = 4.0) -> dict:
+def reading(end: float | None, frozen: float = 4.0, **vitality: float) -> dict:
     return {
         "step": 3,
         "perplexity": {"learning": 3.0, "frozen": frozen},
-        "layers": [{"index": 0, "maps": [{"name": "map", "start": 0.01, "end": end, "rank": 2.0}]}],
+        "layers": [{"index": 0, "maps": [{"name": "map", "start": 0.01, "end": end, "rank": 2.0}]} | HEALTH | vitality],
     }
 
 
@@ -62,6 +69,13 @@ def test_a_healthy_run_has_no_findings():
         ({"validate": [validate(share=-0.1)]}, "The memory does harm"),
         ({"readings": [reading(3.0, frozen=3.001)]}, "Test-time learning gains almost nothing"),
         ({"readings": [reading(3.0, frozen=2.0)]}, "Test-time learning does harm"),
+        ({"readings": [reading(3.0, effective_rank=1.3)]}, "The memory of layer 0 has collapsed"),
+        ({"readings": [reading(3.0, relearning=0.4)]}, "The memory of layer 0 learns little"),
+        ({"readings": [], "validate": [validate(layer={"relearning": 0.1})]}, "The memory of layer 1 learns little"),
+        (
+            {"validate": [validate(layer={"carried_rank": 1.1, "carried_tokens": 9000})]},
+            "The carried memory of layer 1 has collapsed",
+        ),
         ({"readings": [reading(500.0)]}, "A memory grows without bound"),
         ({"readings": [reading(float("nan"))]}, "A memory diverged"),
         ({"damaged": {"step-000004": "a file is missing"}}, "Checkpoint step-000004 is damaged"),
@@ -89,3 +103,10 @@ def test_the_worst_comes_first_and_reads_as_a_sentence():
     found = health(Known(train=train([4.0, 2.0, 3.0]), total_steps=900))
     assert [f.level for f in found] == ["bad", "note", "note"]
     assert found[0].sentence().startswith("Divergence: the smoothed loss is 3.000, but was 2.000 at step 10.")
+
+
+def test_a_dying_memory_comes_with_advice_and_unknown_numbers_are_no_finding():
+    (found,) = health(Known(**HEALTHY | {"readings": [reading(3.0, relearning=0.02)]}))
+    assert "2% of what it teaches a fresh memory" in found.text and "memory_retention=start" in found.advice
+    assert titles(readings=[reading(3.0, relearning=None, effective_rank=None)]) == []
+    assert titles(readings=[reading(3.0, relearning=float("nan"))]) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 
@@ -12,7 +13,8 @@ from reporting import TEXT, data_of, small_model, unpack
 
 from helpers import randomise
 from mnemos.data import open_tokenizer, train_bpe
-from mnemos.memory import scan
+from mnemos.memory import distance_from_w0, scan
+from mnemos.memory.vitality import lowest_rank
 from mnemos.report import inspect, inspect_page
 from mnemos.report.texts import read_text, token_texts
 
@@ -97,6 +99,24 @@ def test_frozen_and_switched_off_memories_change_the_loss_only_where_there_are_m
     assert not torch.equal(seen.frozen[1:], seen.loss[1:]) and not torch.equal(seen.off[1:], seen.loss[1:])
     assert set(inspect(small_model("titans-lmm"), tokenizer, TEXT, 80).perplexities()) == {"learning", "frozen"}
     assert set(inspect(small_model("swa"), tokenizer, TEXT, 80).perplexities()) == {"learning"}
+
+
+def test_the_vitality_of_a_layer_is_that_of_its_state_after_the_text_and_death_is_a_warning(tokenizer):
+    model = small_model("titans-mag")
+    seen = inspect(model, tokenizer, TEXT, 100)
+    state, row = model.state(torch.tensor([tokenizer.encode(TEXT)[:100]])).layers[0]["memory"], seen.routing()[0]
+    assert row["effective_rank"] == pytest.approx(lowest_rank(state), rel=1e-3)
+    assert row["distance"] == pytest.approx(
+        distance_from_w0(model.model.layers[0].mixer.memory, state).mean().item(), rel=1e-3
+    )
+    assert row["relearning"] > 0.2
+    dead = dataclasses.replace(seen.layers[0], vitality={"effective_rank": 1.0, "distance": 1.0, "relearning": 0.0})
+    seen.layers[0] = dead
+    assert [w.partition(":")[0] for w in seen.warnings()][:2] == [
+        "The memory of layer 0 has collapsed",
+        "The memory of layer 0 learns little",
+    ]
+    assert seen.warnings()[0] in data_of(inspect_page([seen]))["panels"][0]["notes"]
 
 
 def test_looking_leaves_the_model_as_it_was(tokenizer):

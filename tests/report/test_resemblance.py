@@ -8,7 +8,7 @@ import torch
 from mnemos.backends.torch.coefficients import gd_coefficients, window_matrix
 from mnemos.memory import Gates, MemorySpec, scan
 from mnemos.report.attention_map import Writes, coefficients, resemblance
-from mnemos.report.spectrum import effective_rank, look, over_time
+from mnemos.report.spectrum import look, over_time
 
 
 def gates_of(T: int, H: int, c: int, lag: bool) -> Writes:
@@ -90,10 +90,6 @@ def test_with_muon_nothing_counts_before_its_commit_and_parts_sum_to_the_rates()
     assert all(rows[t].abs().sum() == 0 for t in range(3))
     assert rows[3].sum().item() == pytest.approx(writes.lr[3].item())
     assert rows[9].sum().item() == pytest.approx((writes.lr[3] + writes.lr[7]).item())
-
-
-def test_effective_rank_counts_equal_directions():
-    assert effective_rank(torch.tensor([[3.0, 0, 0], [2.0, 2.0, 2.0]])).tolist() == pytest.approx([1.0, 3.0])
 
 
 def test_a_spectrum_has_norm_and_distance_of_every_head():

@@ -30,12 +30,12 @@ def test_a_state_of_a_layer_with_other_heads_is_refused_at_one_token():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["weights", "momentum", "anchor"])
+@pytest.mark.parametrize("name", ["weights", "momentum", "anchor", "start"])
 @pytest.mark.parametrize(
     "cut", [lambda x: x[:, :1], lambda x: x[:, :, :3], lambda x: x[:0]], ids=["heads", "in", "rows"]
 )
 def test_a_state_with_a_matrix_too_small_is_refused_by_the_kernel(name, cut):
-    memory = NeuralMemory(dim=32, heads=4, chunk_size=8)
+    memory = NeuralMemory(dim=32, heads=4, chunk_size=8, retention="start")
     state = memory.write(torch.randn(2, 5, 32))
     matrices = getattr(state, name)
     broken = dataclasses.replace(state, **{name: [cut(matrices[0]).contiguous(), *matrices[1:]]})
@@ -51,9 +51,9 @@ def test_a_state_with_a_matrix_too_small_is_refused_by_the_kernel(name, cut):
 @pytest.mark.parametrize("tokens", [1, 6])
 @pytest.mark.parametrize("rows", [1, 2, 4])
 def test_matrices_of_other_rows_never_give_memory_that_nobody_wrote(rows, tokens):
-    memory = NeuralMemory(dim=32, heads=4, chunk_size=8)
-    state, other = (memory.write(torch.randn(n, 5, 32)) for n in (3, rows))
-    for names in (("weights", "momentum", "anchor"), ("weights",), ("momentum",), ("anchor",)):
+    memory = NeuralMemory(dim=32, heads=4, chunk_size=8, retention="start")
+    state, other = (memory.write(torch.randn(n, 5, 32)).clone() for n in (3, rows))
+    for names in (("weights", "momentum", "anchor"), ("weights",), ("momentum",), ("anchor",), ("start",)):
         mixed = dataclasses.replace(state, **{name: getattr(other, name) for name in names})
         with pytest.raises(ValueError, match=r"refused its arguments|is expected"):
             memory(torch.randn(3, tokens, 32), mixed)
@@ -97,12 +97,14 @@ def test_attention_refuses_positions_of_another_type(dtype):
         attention(torch.randn(2, 1, 32), dataclasses.replace(cache, position=cache.position.to(dtype)))
 
 
-def attend(position=None, key=None, value=None, x=None, heads=4, window=8, persistent=0, out=None):
-    parameters = torch.randn(96, 32), None, None, torch.randn(32, 32) if out is None else out
+def attend(
+    position=None, key=None, value=None, x=None, heads=4, window=8, persistent=0, out=None, conv=None, tail=None
+):
+    parameters = torch.randn(96, 32), None, None, torch.randn(32, 32) if out is None else out, conv
     ring = torch.zeros(2, 8, 4, 8)
     cache = torch.zeros(2, dtype=torch.int64), ring.clone(), ring.clone()
     cache = [old if new is None else new for old, new in zip(cache, (position, key, value))]
-    call = token.attend(parameters, tuple(cache), heads, window, persistent, 1e4, 1e-6)
+    call, _ = token.attend(parameters, tuple(cache), tail, heads, window, persistent, 1e4, 1e-6)
     return call(torch.randn(2, 1, 32) if x is None else x)
 
 
@@ -126,11 +128,20 @@ def attend(position=None, key=None, value=None, x=None, heads=4, window=8, persi
         dict(persistent=2**62),
         dict(out=torch.randn(33, 32)),
         dict(out=torch.randn(32, 31)),
+        dict(conv=torch.randn(4, 96)),
+        dict(tail=torch.zeros(2, 3, 96)),
+        dict(conv=torch.randn(4, 96), tail=torch.zeros(1, 3, 96)),
+        dict(conv=torch.randn(4, 96), tail=torch.zeros(2, 2, 96)),
+        dict(conv=torch.randn(4, 96), tail=torch.zeros(2, 4, 96)),
+        dict(conv=torch.randn(4, 96), tail=torch.zeros(2, 3, 96, dtype=torch.float16)),
+        dict(conv=torch.randn(4, 95), tail=torch.zeros(2, 3, 96)),
+        dict(conv=torch.randn(1, 95)),
     ],
     ids=lambda wrong: "-".join(f"{k}={getattr(v, 'shape', v)}" for k, v in wrong.items()),
 )
 def test_the_attention_kernel_refuses_arrays_that_are_too_small(wrong):
     assert attend().shape == (2, 1, 32)
+    assert attend(conv=torch.randn(4, 96), tail=torch.zeros(2, 3, 96)).shape == (2, 1, 32)
     with pytest.raises(ValueError, match="refused its arguments"):
         attend(**wrong)
 
@@ -139,7 +150,7 @@ def test_the_attention_kernel_refuses_arrays_that_are_too_small(wrong):
 def test_the_step_kernel_refuses_vectors_that_are_too_small(which):
     spec = MemorySpec(key_dim=4, value_dim=4, window=2)
     state = spec.initial_state([torch.randn(3, 4, 16), torch.randn(3, 16, 4)], batch=2).clone()
-    matrices = [[x.contiguous() for x in xs] for xs in (state.weights, state.momentum, state.anchor)]
+    matrices = [[x.contiguous() for x in xs] for xs in (state.weights, state.momentum, state.anchor, [])]
     tensors = [torch.randn(6, 1, 4), torch.randn(6, 2, 4), torch.randn(6, 2, 4), torch.rand(6, 2, 1)]
 
     def run():
@@ -171,11 +182,18 @@ def test_small_maps_refuse_arrays_that_are_too_small():
             call()
 
 
-@pytest.mark.parametrize("rule", ["gd", "muon"])
+EVERY_TOKEN = {"rule": "muon", "commit_every": 1, "momentum": False, "window": 3}
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [{}, {"retention": "start"}, {"rule": "muon"}, EVERY_TOKEN, EVERY_TOKEN | {"retention": "start"}],
+    ids=lambda choices: "-".join(map(str, choices.values())) or "gd",
+)
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-def test_the_scan_kernels_refuse_every_array_that_is_too_small(rule, backward, monkeypatch):
+def test_the_scan_kernels_refuse_every_array_that_is_too_small(choices, backward, monkeypatch):
     """Each array of the call in turn is handed over one row short, while everything else stays as it is."""
-    spec = MemorySpec(key_dim=4, value_dim=4, chunk_size=4, rule=rule)
+    spec = MemorySpec(key_dim=4, value_dim=4, chunk_size=4, **choices)
     real, names = chain.call, set()
 
     def call(name, kind, what, back, **arrays):
@@ -192,7 +210,9 @@ def test_the_scan_kernels_refuse_every_array_that_is_too_small(rule, backward, m
     monkeypatch.setattr("mnemos.backends.cpu.chain.call", call)
     W0 = [torch.randn(2, 4, 16, requires_grad=True), torch.randn(2, 16, 4, requires_grad=True)]
     q, k, v = torch.randn(3, 1, 13, 2, 4, requires_grad=True)
-    gates = Gates(lr=torch.rand(1, 13, 2), momentum=torch.rand(1, 13, 2), retain=torch.rand(1, 13, 2))
+    gates = Gates(lr=torch.rand(1, 13, 2), retain=torch.rand(1, 13, 2))
+    gates.momentum = torch.rand(1, 13, 2) if spec.momentum else None
     y, _ = scan(q, k, v, gates, spec.initial_state(W0, batch=1), spec, backend="cpu")
     y.sum().backward()
     assert len(names) >= (12 if backward else 10), sorted(names)
+    assert ("W0" in names) == spec.retains.keeps_start

@@ -10,14 +10,22 @@ from safetensors.torch import save_file
 from mnemos.memory import MemoryState, NeuralMemory
 from mnemos.models import MnemosCache, MnemosConfig, MnemosForCausalLM
 
-BLOCKS = ("lmm", "mag", "mal", "mac", "qk", "swa", "attention")
+BLOCKS = (
+    *("lmm", "mag", "mal", "mac", "qk", "swa", "attention", "mac + conv", "swa + conv", "attention + conv"),
+    *("lmm towards the start", "mac towards the start"),
+)
 
 
-def model_of(layers: str) -> MnemosForCausalLM:
+def model_of(name: str) -> MnemosForCausalLM:
     torch.manual_seed(0)
+    layers, _, conv = name.partition(" + ")
     choices = dict(hidden_size=32, num_hidden_layers=2, vocab_size=64, num_attention_heads=4, num_persistent_tokens=2)
-    memory = {} if layers in ("qk", "swa", "attention") else {"memory": {"heads": 4, "chunk_size": 4}}
-    config = MnemosConfig(layers=layers, attention_window=8, segment_length=4, **choices, **memory)
+    layers, _, retention = layers.partition(" towards the ")
+    more: dict = {} if layers in ("qk", "swa", "attention") else {"memory": {"heads": 4, "chunk_size": 4}}
+    if retention:
+        more["memory"]["retention"] = retention
+    more["attention_conv_width"] = 4 if conv else 0
+    config = MnemosConfig(layers=layers, attention_window=8, segment_length=4, **choices, **more)
     return MnemosForCausalLM(config).eval()
 
 

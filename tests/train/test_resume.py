@@ -245,6 +245,28 @@ def test_random_numbers_of_every_library_go_through_json():
     assert drawn == again
 
 
+def test_a_carried_memory_that_forgets_towards_an_older_w0_resumes(tmp_path):
+    """The optimiser moves W0 at every step, while a carried state keeps the one it began with."""
+    towards_start = {
+        "set": ("hidden_size=32", "num_hidden_layers=1", "memory={heads: 2, chunk_size: 8, retention: start}")
+    }
+    options = {"data": {"carry_state": True}, "model": towards_start, "checkpoint": {"every": 3}}
+    Trainer(small(tmp_path, "titans-lmm", steps=3, **options)).train()
+    Trainer(small(tmp_path, "titans-lmm", steps=6, **options), resume=True).train()
+    assert len(losses(tmp_path / "runs" / "a")) == 6
+
+
+def test_a_run_from_before_a_preset_had_a_convolution_resumes_without_one(tmp_path):
+    """A run keeps the name of its preset, not its choices: those of the checkpoint's model count."""
+    options = {"model": {"set": ("hidden_size=32", "num_hidden_layers=1")}, "checkpoint": {"every": 3}}
+    without = {"set": (*options["model"]["set"], "attention_conv_width=0")}
+    Trainer(small(tmp_path, "swa", steps=3, **options | {"model": without})).train()
+    resumed = Trainer(small(tmp_path, "swa", steps=6, **options), resume=True)
+    assert resumed.model.config.attention_conv_width == 0
+    resumed.train()
+    assert len(losses(tmp_path / "runs" / "a")) == 6
+
+
 def test_the_carried_memory_is_part_of_a_checkpoint(tmp_path):
     config = small(tmp_path, data={"carry_state": True}, steps=6)
     trainer = Trainer(config)

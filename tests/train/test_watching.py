@@ -50,6 +50,7 @@ def test_validation_tells_of_gates_surprise_and_the_memorys_worth(folder):
         assert {"gate", "lr", "momentum", "retain", "surprise_before", "surprise_after"} <= layer.keys()
         assert 0 <= layer["gate"]["near_0"] <= 1 and 0 < layer["retain"]["mean"] <= 1 and 0 < layer["lr"]["mean"] <= 1
         assert layer["surprise_after"] < layer["surprise_before"]  # it has learned what it read
+        assert 1 < layer["effective_rank"] <= 16 and layer["distance"] > 0 and layer["relearning"] > 0.2
     memory = found["memory"]
     assert memory["beyond"] == 8 and memory["share"] == pytest.approx(
         1 - memory["perplexity"] / memory["perplexity_without"]
@@ -133,6 +134,13 @@ def test_surprise_is_the_inner_loss_before_and_after_the_last_whole_chunk():
         _, _, trace = memory(x, trace=True)
     assert found["surprise_before"] == pytest.approx(trace.surprise[:, 16:24].mean().item(), rel=1e-4)
     assert found["surprise_after"] < found["surprise_before"]
+
+
+def test_a_state_that_training_carries_is_watched_too(tmp_path):
+    config = small(tmp_path, steps=6, data={"carry_state": True}, watch={"validate_every": 3})
+    layers = read_metrics(Trainer(config).train().path, "validate")[-1]["layers"]
+    for layer in layers.values():
+        assert 1 <= layer["carried_rank"] <= 16 and 32 <= layer["carried_tokens"] <= 6 * 32 + 4
 
 
 @pytest.mark.parametrize("preset", presets.names())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def ablate(
     from ..ablate.grid import FULL
     from ..ablate.runner import read_results
     from ..eval.files import write_json
+    from ..train.advice import few_commits
     from ..train.config import ModelConfig
     from .progress import bar_of_cells
 
@@ -69,8 +71,12 @@ def ablate(
         examples=examples,
     )
     settings.check()
+    full = model_config(vars(settings), FULL)
+    short = few_commits(full, length, "use --length {length} or --set {smaller}")
+    if short:
+        print(f"mnemos: {short}", file=sys.stderr)
     folder = output or Path("ablations") / f"{preset}-{task}"
-    names = ablations or tuple(applicable(model_config(vars(settings), FULL)))
+    names = ablations or tuple(applicable(full))
     kept = {(r["ablation"], r["seed"]) for r in read_results(folder / "results.jsonl") if "error" not in r}
     cells = [(name, seed) for name in (FULL, *names) for seed in range(seeds)]
     title = f"{preset} on {task}"

@@ -35,7 +35,7 @@ def evaluate(
 
     Args:
         model: folder of a run or of a saved model, or a hub name.
-        suite: perplexity, needle, babilong, mqar, mad, capacity, length, commonsense, harness; by default needle babilong capacity; with --text also perplexity and length.
+        suite: perplexity, needle, babilong, mqar, mad, capacity, length, vitality, commonsense, harness; by default needle babilong capacity; with --text also perplexity and length.
         output: results file; by default eval.json in the model's folder.
         plot: also plot the results, to a .png, .svg or .pdf file.
         fresh: run suites again that the results file already has.

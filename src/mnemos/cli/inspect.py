@@ -69,15 +69,18 @@ def _name(path: str, checkpoint: str | None) -> str:
 
 
 def _print(seen) -> None:
-    """Print the routing of tokens, layer by layer."""
+    """Print the routing of tokens and the vitality of the memory, layer by layer, and warnings."""
     from .tables import print_table
 
     perplexity = ", ".join(f"{x:.3f} {name}" for name, x in seen.perplexities().items())
     print(f"{seen.name}: {'the first ' * seen.cut}{len(seen.tokens):,} tokens, perplexity {perplexity}")
     names = ("surprise", "lr", "retain", "momentum", "gate", "route", "share", "to_attention", "to_memory")
+    names += ("effective_rank", "distance", "relearning")
     rows = seen.routing()
     names = [name for name in names if any(name in row for row in rows)]
     cells = [
         [str(row["layer"]), row["kind"], *(f"{row[name]:.4g}" if name in row else "" for name in names)] for row in rows
     ]
     print_table(["layer", "kind", *(name.replace("_", " ") for name in names)], cells, left=["kind"])
+    for warning in seen.warnings():
+        print(f"warning: {warning}")

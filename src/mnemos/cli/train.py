@@ -72,13 +72,18 @@ def _dry_run(arguments: Sequence[str], processes: int) -> int:
     from rich.console import Console
     from rich.table import Table
 
+    from ..train.advice import short_rows
     from ..train.estimate import estimate
 
     config, _ = read_arguments(arguments)
     table = Table(title=f"{config.model.preset} {config.model.size} on {processes} device(s)", show_header=False)
-    for name, value in estimate(config, processes).rows():
+    found = estimate(config, processes)
+    for name, value in found.rows():
         table.add_row(name, value)
     Console().print(table, highlight=False)
+    short = short_rows(config, found.config)
+    if short:
+        print(f"mnemos: {short}", file=sys.stderr)
     return 0
 
 

@@ -21,6 +21,7 @@ class DemoPlan:
     """Settings of the demo. seconds: training time of both models together; measuring is extra.
 
     distances: tokens between facts and questions, in `rows` rows of curriculum.pairs facts. far: the same for one long reading.
+    conv_width: of the baseline's attention. Memories have such a convolution too; attention does not learn recall without one.
     """
 
     seconds: float = 170.0
@@ -29,17 +30,18 @@ class DemoPlan:
     layers: int = 2
     heads: int = 2
     window: int = 16
+    conv_width: int = 4
     text_characters: int = 3 * 2**20
     rows: int = 16
-    distances: tuple[int, ...] = (4, 16, 64, 256, 1024, 4096)
+    distances: tuple[int, ...] = (2, 4, 16, 64, 256, 1024, 4096)  # at 2 all facts are inside the baseline's window
     far_rows: int = 2
     far: tuple[int, ...] = (1_000, 10_000, 100_000)
     attention_lengths: tuple[int, ...] = (1_000, 10_000)
 
     @property
     def reach(self) -> int:
-        """Tokens that the sliding windows of all layers together reach back."""
-        return self.layers * (self.window - 1)
+        """Tokens that the sliding windows and convolutions of all layers of the baseline together reach back."""
+        return self.layers * (self.window - 1 + max(0, self.conv_width - 1))
 
     def memory_config(self) -> MnemosConfig:
         """Sliding-window attention and a matrix memory under the delta rule, in parallel in every layer. The memory does not decay: a fact is
@@ -58,13 +60,14 @@ class DemoPlan:
         )
 
     def window_config(self) -> MnemosConfig:
-        """The same without the memory; wider feed-forward layers make up for its parameters."""
+        """The same without the memory, whose convolution attention gets; wider feed-forward layers make up for its parameters."""
         shape = {
             "vocab_size": VOCABULARY,
             "hidden_size": self.width,
             "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads,
             "attention_window": self.window,
+            "attention_conv_width": self.conv_width,
         }
         plain = presets.config("swa", "nano", **shape)
         missing = presets.count(self.memory_config()) - presets.count(plain)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .settings import EvalSettings
     from .suites import SUITES, Context, Suite, register_suite
     from .text_loss import Perplexity, perplexity, perplexity_by_context
+    from .vitality import vitality_suite
 
 _HOME = {
     "SUITES": "suites",
@@ -55,6 +56,7 @@ _HOME = {
     "public_babilong": "babilong",
     "register_suite": "suites",
     "run_suites": "runner",
+    "vitality_suite": "vitality",
 }
 
 __all__ = [
@@ -84,6 +86,7 @@ __all__ = [
     "public_babilong",
     "register_suite",
     "run_suites",
+    "vitality_suite",
 ]
 
 

@@ -21,6 +21,7 @@ from .runner import run_suites
 from .settings import EvalSettings
 from .suites import usual_suites
 from .text_loss import Perplexity, perplexity, perplexity_by_context
+from .vitality import vitality_suite
 
 
 class Evaluator:
@@ -78,6 +79,10 @@ class Evaluator:
     ) -> list[dict[str, Any]]:
         """Perplexity, speed and memory use at each length in tokens, in one pass."""
         return context_length_scaling(self.lm, None, base_text, lengths, **choices)
+
+    def vitality(self, text: str, other: str, **choices) -> list[dict[str, Any]]:
+        """A text after more and more tokens of another, with the memory carried, fresh and frozen; lengths=, tokens=."""
+        return vitality_suite(self.lm, None, text, other, **choices)
 
     def mqar(self, **choices) -> list[dict]:
         """Multi-query associative recall over token ids."""

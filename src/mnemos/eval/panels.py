@@ -56,6 +56,19 @@ def line(x: str, *curves: str, chance: bool = False) -> Callable[[Any, Rows], No
     return draw
 
 
+def vitality(axis, rows: Rows) -> None:
+    """Bits per token, and what a chunk teaches the memory relative to a fresh one, on a second scale."""
+    lengths = [f"{r['length']:,}" for r in rows]
+    for name in ("carried", "fresh", "frozen"):
+        axis.plot(lengths, [r[name] for r in rows], marker="o", label=name)
+    axis.set(xlabel="tokens of other text before", ylabel="bits per token")
+    axis.legend(frameon=False, loc="upper left")
+    second = axis.twinx()
+    second.plot(lengths, [r["relearning"] for r in rows], marker="s", ls=":", color="grey")
+    second.set(ylabel="relearning (dotted)")
+    second.set_ylim(bottom=min(0.0, *second.get_ylim()), top=max(1.1, *second.get_ylim()))
+
+
 def bars(axis, rows: Rows) -> None:
     names = [r["task"] for r in rows]
     axis.barh(names[::-1], [r["accuracy"] for r in rows][::-1])

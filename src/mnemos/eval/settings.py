@@ -19,9 +19,9 @@ class EvalSettings:
     """
 
     text: str | None = None
-    """File or folder of text, for perplexity and length."""
+    """File or folder of text, for perplexity, length and vitality."""
     haystack: str | None = None
-    """File or folder of the text in which needles and facts are hidden; by default --text."""
+    """File or folder of the text in which needles and facts are hidden; by default --text. vitality streams it before the text."""
     lengths: tuple[int, ...] = (1024, 2048, 4096)
     """Lengths in tokens, for needle, babilong and length."""
     contexts: tuple[int, ...] = ()
@@ -50,6 +50,10 @@ class EvalSettings:
     """MAD tasks."""
     pairs: tuple[int, ...] = (1, 4, 16, 64)
     """Numbers of facts, for capacity."""
+    stream_lengths: tuple[int, ...] = (0, 10_000, 100_000)
+    """Tokens of other text (--haystack) before the text, for vitality."""
+    stream_text: int = 2048
+    """Tokens of the text that vitality reads after them."""
     commonsense: tuple[str, ...] = tuple(SOURCES)
     """Commonsense tasks."""
     commonsense_data: str | None = None
@@ -67,10 +71,10 @@ class EvalSettings:
 
     def check(self) -> None:
         """Raise a ValueError for a value that is too small."""
-        for name in ("samples", "examples", "limit", "window", "stride"):
+        for name in ("samples", "examples", "limit", "window", "stride", "stream_text"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
-        for name in ("lengths", "contexts", "pairs"):
+        for name in ("lengths", "contexts", "pairs", "stream_lengths"):
             if any(value < 0 for value in getattr(self, name)):
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative")

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from ..choices import unknown
 from ..data.tasks import MQAR_PRESETS, NEEDLE_TASKS, Background
 from ..data.tasks.babilong import mentions_names
@@ -25,6 +27,8 @@ from .panels import Panel, Rows
 from .recall import ProgressCallback, mqar_suite
 from .settings import EvalSettings
 from .text_loss import perplexity, perplexity_by_context
+from .vitality import vitality_suite
+from .vitality import work as vitality_work
 
 Run = Callable[["Context", ProgressCallback | None], Rows]
 
@@ -266,6 +270,28 @@ def _length(c: Context, progress: ProgressCallback | None) -> Rows:
     lengths = c.lengths()
     joined = "\n\n".join(c.texts())
     return context_length_scaling(c.lm, None, joined, lengths, progress=progress)
+
+
+@register_suite(
+    "vitality",
+    "the same text after more and more tokens of other text: state carried, fresh and frozen; effective rank, relearning",
+    ("length", "carried", "fresh", "frozen", "effective_rank", "distance", "relearning"),
+    work=lambda c: vitality_work(c.settings.stream_lengths, c.settings.stream_text),
+    plot=panels.vitality,
+)
+def _vitality(c: Context, progress: ProgressCallback | None) -> Rows:
+    s, background = c.settings, c.background(strict=False)
+    if background is None:
+        raise ValueError("this suite needs a text: give --text FILE (or a folder of .txt files)")
+    text, other = background.ids[-s.stream_text :], background.ids[: -s.stream_text]
+    if s.text is not None and s.haystack is not None:
+        text, other = np.asarray(c.lm.encode("\n\n".join(c.texts()))), background.ids
+    if not len(other):
+        raise ValueError(
+            f"the text has {len(text):,} tokens, but vitality reads {s.stream_text:,} of them after the others: "
+            "give a longer text, another one as --haystack, or a smaller --stream-text"
+        )
+    return vitality_suite(c.lm, None, text, other, s.stream_lengths, s.stream_text, progress)
 
 
 @register_suite(

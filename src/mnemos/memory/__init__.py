@@ -19,6 +19,7 @@ from .scan import read, scan, step
 from .spec import Gates, MemorySpec
 from .state import MemoryState
 from .trace import Trace
+from .vitality import Relearning, distance_from_w0, effective_rank, effective_ranks, measure_vitality, relearning
 
 __all__ = [
     "CommittedRule",
@@ -30,11 +31,16 @@ __all__ = [
     "MemoryState",
     "NeuralMemory",
     "NeuralMemoryConfig",
+    "Relearning",
     "Retention",
     "Structure",
     "Trace",
     "TransformedRetention",
+    "distance_from_w0",
+    "effective_rank",
+    "effective_ranks",
     "make_features",
+    "measure_vitality",
     "newton_schulz",
     "read",
     "reference_scan",
@@ -44,6 +50,7 @@ __all__ = [
     "register_retention",
     "register_rule",
     "register_structure",
+    "relearning",
     "scan",
     "step",
 ]

@@ -12,7 +12,7 @@ from ..choices import nearest, unknown
 from ..deprecation import old_names, renamed_fields
 from ..dispatch import check_backend
 from .registry import Registry
-from .spec import MemoryOptions, MemorySpec, commits
+from .spec import MemoryOptions, MemorySpec, accumulates
 
 GATES = ("token", "decay", "per-lag")
 GATINGS: Registry = Registry("gating")  # modules that compute gates: memory/gating.py
@@ -155,12 +155,12 @@ class NeuralMemoryConfig(MemoryOptions):
 
     @functools.cached_property
     def spec(self) -> MemorySpec:
-        """The memory of each head. Rules that commit always have an accumulator, with or without a momentum gate."""
+        """The memory of each head. Without a momentum gate, a rule with commits some tokens apart has an accumulator all the same."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(MemoryOptions)}
         values["key_dim"] = self.key_dim or self.dim // self.head_count
         values["value_dim"] = self.value_dim or self.dim // self.head_count
-        accumulates = self.momentum or commits(self.rule, self.retention)
-        return MemorySpec(**values, momentum=accumulates)
+        kept = self.momentum or accumulates(self.rule, self.retention, self.commit_every or self.chunk_size)
+        return MemorySpec(**values, momentum=kept)
 
     @property
     def gate_parts(self) -> tuple[str, ...]:

@@ -75,6 +75,7 @@ def initial_state(
         position=torch.zeros(batch, dtype=torch.int64, device=like.device),
         chunk_offset=0,
         pairs=Pairs.empty(spec, batch, heads, like) if spec.is_kv_cache else None,
+        start=[rows(w.clone()) for w in initial] if spec.retains.keeps_start else [],  # an optimiser may move W0
     )
 
 

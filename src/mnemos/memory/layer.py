@@ -31,6 +31,7 @@ from .state import MemoryState
 from .trace import Trace
 from .validation import NotFiniteError, as_boundaries, check_cu_seqlens
 
+START_TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2}  # relative, of a start that was rounded to these types
 STRETCH = 1.2  # of the largest singular value that maps of a start are drawn with, as long as they may be
 
 
@@ -260,7 +261,8 @@ class NeuralMemory(nn.Module):
 
     def gates(self, x, state: MemoryState, mask, cu_seqlens) -> Gates:
         gates = self.gating(x)
-        if self.spec.commits and self.spec.update_rule.momentum_gate and not self.config.momentum:
+        accumulates = self.spec.commits and self.spec.momentum and self.spec.update_rule.momentum_gate
+        if accumulates and not self.config.momentum:
             position = _positions(x, state, mask, cu_seqlens)
             gates.momentum = momentum_since_commit(position, self.spec.commit, gates.lr)
         return gates
@@ -292,6 +294,19 @@ class NeuralMemory(nn.Module):
         (y,) = recomputed(network, lifted, *maps) if again else network(lifted, *maps)
         y = y.transpose(1, 2)
         return y + q if self.spec.has_residual else y
+
+    @torch.no_grad()
+    def _with_checked_start(self, state: MemoryState) -> MemoryState:
+        """Raise a ValueError if a state from a file decays towards initial weights that are not this layer's."""
+        for i, (found, own) in enumerate(zip(state.start, self.initial_state(1).start)):
+            own = own.to(found)
+            distance, size = (found - own).flatten(1).norm(dim=1).max().item(), own.norm().item()
+            if not distance <= START_TOLERANCE.get(self.qkv.weight.dtype, 1e-4) * size:
+                raise ValueError(
+                    f"state comes from a file and forgets towards initial weights that are not this layer's (map {i} differs by "
+                    f"{distance:.3g}, its norm is {size:.3g}): load the layer's own weights, or begin with state=None"
+                )
+        return dataclasses.replace(state, start_from_file=False)
 
     def check(
         self, x: Tensor, state: MemoryState | None = None, mask=None, cu_seqlens=None
@@ -333,6 +348,8 @@ class NeuralMemory(nn.Module):
             raise ValueError(
                 f"state is on {state.position.device}, but x is on {x.device}; use state.to({str(x.device)!r})"
             )
+        if state.start_from_file and not torch.compiler.is_compiling():
+            state = self._with_checked_start(state)
         tail = None if self.conv is None else (rows, self.conv.width - 1, self.conv.channels)
         if (None if state.conv is None else tuple(state.conv.shape)) != tail:
             raise ValueError("state has convolution tails that do not fit conv_width, heads or dims of this layer")

@@ -69,6 +69,8 @@ class _Row:
         self.W = [w[row].to(self.wide) for w in state.weights]
         self.S = [s[row].to(self.wide) for s in state.momentum] or [torch.zeros_like(w) for w in self.W]
         self.A = [a[row].to(self.wide) for a in state.anchor]
+        self.start = [w[row].to(self.wide) for w in state.start]
+        self.forget_towards: list[Tensor | float] = [*self.start] or [0.0] * len(self.W)
         self.position = int(state.position[row])
         self.keys = list(state.window_key[row].to(self.wide))
         self.values = list(state.window_value[row].to(self.wide))
@@ -79,6 +81,7 @@ class _Row:
             self.W.insert(0, pairs.weight)
             self.S.insert(0, torch.zeros_like(pairs.weight) if pairs.momentum is None else pairs.momentum)
             self.A.insert(0, pairs.anchor)
+            self.forget_towards.insert(0, 0.0)
 
     def network(self, x: Tensor, weights: list[Tensor], probe: Tensor | None = None) -> Tensor:
         """M(x; weights) for x (H, D). probe: added to what the first map puts out."""
@@ -121,7 +124,7 @@ class _Row:
             )
         before = self.W
         if spec.anchor == "token":
-            self.A = [_per_head(retain, w) for w in self.W] if spec.decay_first else self.W
+            self.A = self.decayed(retain) if spec.decay_first else self.W
         elif not spec.depends_on_chunking or self.position % spec.chunk_size == 0:
             self.A = self.W
 
@@ -150,7 +153,7 @@ class _Row:
             pull = G if roles.strength is None else [_per_head(roles.strength, g) for g in G]
             kept = zero if roles.momentum is None else roles.momentum
             self.S = [_per_head(kept, s) - g for s, g in zip(self.S, pull)]
-            self.W = self.W if roles.retain is None else [_per_head(roles.retain, w) for w in self.W]
+            self.W = self.W if roles.retain is None else self.decayed(roles.retain)
             if (self.position + 1) % spec.commit == 0:
                 along = [_per_head(kept, s) - g for s, g in zip(self.S, pull)] if spec.nesterov else self.S
                 assert roles.rate is not None
@@ -159,12 +162,15 @@ class _Row:
                 self.W = [commit(w, s, rate, spec) for w, s in zip(self.W, along)]
         else:
             self.S = [_per_head(momentum, s) - _per_head(gates.lr, g) for s, g in zip(self.S, G)]
-            self.W = [_per_head(retain, w) + s for w, s in zip(self.W, self.S)]
+            self.W = [w + s for w, s in zip(self.decayed(retain), self.S)]
         self.position += 1
         self.keys, self.values, self.gates = (
             x[len(x) - spec.window + 1 :] for x in (self.keys, self.values, self.gates)
         )
         return self.read(q.to(self.wide), self.W if spec.read == "after" else before).to(v.dtype)
+
+    def decayed(self, retain: Tensor) -> list[Tensor]:
+        return [w0 + _per_head(retain, w - w0) for w, w0 in zip(self.W, self.forget_towards)]
 
     def lift(self, x: Tensor) -> Tensor:
         x = x.to(self.wide)
@@ -195,6 +201,7 @@ class _Row:
             position=like.position.new_tensor([self.position]),
             chunk_offset=self.position % spec.chunk_size,
             pairs=pairs,
+            start=[w.unsqueeze(0) for w in self.start],
         )
 
 

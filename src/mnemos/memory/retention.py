@@ -1,6 +1,7 @@
 """Retention: how a memory forgets, and what its weights are made of.
 
-A linear retention multiplies the weights by `retain` at every token. A transformed one keeps an accumulator A,
+A linear retention moves the weights by 1 - `retain` of their distance towards 0 or towards the initial weights W0, at every token.
+A transformed one keeps an accumulator A,
     A_t = retain_t A_{t-1} - lr_t G_t          W = weights(A_t) at every commit,
 so that W is not linear in the gradients: between commits (`commit_every` tokens, by default a chunk) the weights stay as they are.
 """
@@ -20,10 +21,12 @@ class Retention:
     """Base of all retentions. Subclass `TransformedRetention`, set `name`, and pass the class to `register_retention`.
 
     is_linear: whether weights decay by `retain`, W_t = retain_t W_{t-1} + S_t.
+    keeps_start: whether they decay towards W0 instead of 0; the state then holds W0 (`MemoryState.start`).
     """
 
     name: ClassVar[str]
     is_linear: ClassVar[bool] = True
+    keeps_start: ClassVar[bool] = False
     description: str = ""  # for tables of presets
 
 
@@ -92,3 +95,25 @@ class Zero(Retention):
 
     name = "zero"
     description = "L2 (decay towards 0)"
+
+
+@register_retention
+class Start(Retention):
+    """W_t = W0 + retain_t (W_{t-1} - W0) + S_t: forgetting towards the initial weights.
+
+    At 0 no map of a network has a gradient, so that a network that forgets towards 0 stops learning on a long stream; at W0 it learns
+    as it did before the first token. With features "exp" the first map, a list of pairs, begins at 0 and decays towards 0.
+    """
+
+    name = "start"
+    keeps_start = True
+    description = "L2 (decay towards W0)"
+
+
+def decayed(W: Tensor, start: Tensor | None, retain: Tensor) -> Tensor:
+    """The weights W that `retain` leaves, or x W for weights W: retain W + (1 - retain) start. start: W0, x W0, or None for 0.
+
+    >>> decayed(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 2.0]), torch.tensor(0.5))
+    tensor([2., 2.])
+    """
+    return retain * W if start is None else torch.lerp(start, W, retain)

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from .newton_schulz import NS_COEFFICIENTS, newton_schulz
+from .newton_schulz import (
+    NS_COEFFICIENTS,
+    Polynomial,
+    low_rank_growth,
+    low_rank_newton_schulz,
+    newton_schulz,
+    polynomials,
+)
 from .registry import Registry
 
 if TYPE_CHECKING:
@@ -69,6 +76,17 @@ class Rule:
         """The same for `reference_scan`."""
         return self.commit(W, S, rate, spec)
 
+    def is_windowed(self, spec: MemorySpec) -> bool:
+        """Whether a step depends on the gradients of the window alone, and `window_step` computes it from their Gram matrices."""
+        return False
+
+    def window_step(self, gram_in: Tensor, gram_out: Tensor, weight: Tensor, spec: MemorySpec) -> Tensor:
+        """M (..., c, c) of a step Aᵀ M B, for S = -Aᵀ diag(weight) B with inputs A (c, d_in) and errors B (c, d_out) of the window.
+
+        gram_in, gram_out: A Aᵀ and B Bᵀ, (..., c, c); weight: (..., c).
+        """
+        raise NotImplementedError
+
     def initial_weights(self, W0: Tensor) -> Tensor:
         """Weights of a fast map before the first token, from W0 (heads, d_in, d_out)."""
         return W0
@@ -124,22 +142,45 @@ class Muon(CommittedRule):
     description = "Muon"
 
     def step(self, S: Tensor, spec: MemorySpec) -> Tensor:
-        return newton_schulz(S, spec.ns_steps, NS_COEFFICIENTS[spec.ns_coefficients])
+        return _scaled(newton_schulz(S, spec.ns_steps, NS_COEFFICIENTS[spec.ns_coefficients]), S, spec)
 
     def reference_step(self, S: Tensor, spec: MemorySpec) -> Tensor:
-        return _textbook_newton_schulz(S, spec)
+        return _scaled(_textbook_newton_schulz(S, spec), S, spec)
+
+    def is_windowed(self, spec: MemorySpec) -> bool:
+        """A window longer than a map is wide has dependent rows: there the low-rank form is less exact, and no cheaper."""
+        narrowest = min(min(shape) for shape in spec.shapes)
+        exact = spec.window <= narrowest and low_rank_growth(_schedule(spec)) <= MAX_GROWTH
+        return exact and spec.commit == 1 and not spec.momentum
+
+    def window_step(self, gram_in: Tensor, gram_out: Tensor, weight: Tensor, spec: MemorySpec) -> Tensor:
+        M = low_rank_newton_schulz(gram_in, gram_out, -weight, _schedule(spec))
+        if not spec.has_nuclear_step:
+            return M
+        inner = -(weight.unsqueeze(-1) * (gram_in @ M) * gram_out).sum((-2, -1), keepdim=True)  # <S, Aᵀ M B>
+        return inner * M
+
+
+MAX_GROWTH = 2000.0  # of rounding errors in a low-rank step: then float32 keeps four digits
+
+
+def _schedule(spec: MemorySpec) -> tuple[Polynomial, ...]:
+    return polynomials(NS_COEFFICIENTS[spec.ns_coefficients], spec.ns_steps)
+
+
+def _scaled(step: Tensor, S: Tensor, spec: MemorySpec) -> Tensor:
+    """The step as it is, or times <S, step>, about the nuclear norm of S (`muon_scale`)."""
+    return (S * step).sum((-2, -1), keepdim=True) * step if spec.has_nuclear_step else step
 
 
 def _textbook_newton_schulz(S: Tensor, spec: MemorySpec) -> Tensor:
     """Textbook Newton–Schulz on each (d_in, d_out) matrix by itself."""
-    schedule = NS_COEFFICIENTS[spec.ns_coefficients]
     norm = S.square().sum((-2, -1), keepdim=True)
     alive = norm >= 1e-14
     X = S / torch.where(alive, norm, torch.ones_like(norm)).sqrt()
     if S.shape[-2] > S.shape[-1]:
         X = X.mT
-    for i in range(spec.ns_steps):
-        a, b, c = schedule[min(i, len(schedule) - 1)]
+    for a, b, c in _schedule(spec):
         XX = X @ X.mT
         X = a * X + (b * XX + c * XX @ XX) @ X
     if S.shape[-2] > S.shape[-1]:

@@ -23,7 +23,7 @@ from .rules import RULES, GradientDescent, Muon, Rule
 if TYPE_CHECKING:
     from .state import MemoryState
 
-__all__ = ["Gates", "MemoryOptions", "MemorySpec", "commits"]
+__all__ = ["Gates", "MemoryOptions", "MemorySpec", "accumulates"]
 MAX_DIM = 2**20  # of any dimension, window or chunk: sizes come from files too, and must not exhaust the machine
 LIMITS = {
     "key_dim": MAX_DIM,
@@ -42,7 +42,8 @@ class MemoryOptions:
 
     structure: the network: "linear", "mlp", "gated_mlp" or a registered name; `depth` maps, hidden width round(expansion * value_dim).
     objective: the inner loss: "l2", "dot" or a registered name, with options in brackets: "lp(p=3)".
-    rule: "gd", "muon" or a registered name. retention: "zero" or a registered name, with options in brackets: "lq(q=4)".
+    rule: "gd", "muon" or a registered name. retention: "zero" (weights decay towards 0), "start" (towards W0, where a network still
+    learns) or a registered name, with options in brackets: "lq(q=4)".
     features: "identity", "elementwise", "elementwise_concat", "monomials", "tensor", "sketch" or a registered name, of `degree`, with
     `feature_dim` outputs if the map has a choice; or "exp", the kernel exp(q·k), whose first fast map is a list that grows by a pair
     per token ("linear" or "mlp" under "gd"; W0 omits that map).
@@ -55,6 +56,8 @@ class MemoryOptions:
     nesterov: a commit of muon orthogonalises momentum_t S_t - G_t instead of S_t, as the optimiser Muon does.
     lr_position: "outside", a commit adds lr_t NS(S_t); "inside", lr_t multiplies the token's gradient in S instead, where it weighs tokens
     against each other, and a commit adds step_size NS(S_t).
+    muon_scale: size of a step of muon: "unit", singular values of about 1 for any error; "nuclear", times <S, NS(S)>, about the nuclear
+    norm of S: it vanishes with the error, and for a single token it is the gradient step.
     ns_steps, ns_coefficients: iterations of Newton–Schulz, and their polynomials: "muon" (singular values of 0.7 to 1.2 after five),
     "convergent" (slow, exact), "polar_express" (a polynomial of its own for each iteration: 0.84 to 1.13 after five, exact after eight).
     read: "after" the token's own write, or "before" it.
@@ -79,6 +82,7 @@ class MemoryOptions:
     ns_coefficients: str = "muon"
     nesterov: bool = False
     lr_position: str = "outside"
+    muon_scale: str = "unit"
     step_size: float = 1.0
     normalize: bool = False
     residual: bool = True
@@ -128,6 +132,7 @@ class MemorySpec(MemoryOptions):
         choose("read", ("after", "before"))
         choose("ns_coefficients", tuple(NS_COEFFICIENTS))
         choose("lr_position", ("outside", "inside"))
+        choose("muon_scale", ("unit", "nuclear"))
         for name, most in LIMITS.items():
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= most:
@@ -164,13 +169,8 @@ class MemorySpec(MemoryOptions):
             raise ValueError(
                 f"expansion={self.expansion} and value_dim={self.value_dim} make a hidden layer wider than {MAX_DIM}, the most it may be"
             )
-        for name in (
-            "loss",
-            "update_rule",
-            "chain",
-            "shapes",
-        ):  # torch.compile cannot trace the first use of a cached property
-            getattr(self, name)
+        for name in ("loss", "retains", "update_rule", "windowed", "chain", "shapes"):
+            getattr(self, name)  # torch.compile cannot trace the first use of a cached property
 
     def _check_retention(self) -> None:
         """Combinations of a transformed retention."""
@@ -190,8 +190,14 @@ class MemorySpec(MemoryOptions):
             raise ValueError(
                 f"nesterov=True goes with rule='muon' and momentum=True, not rule={self.rule!r}, momentum={self.momentum}"
             )
+        if self.has_nuclear_step and not isinstance(self.update_rule, Muon):
+            raise ValueError(f"muon_scale='nuclear' goes with rule='muon' only, not rule={self.rule!r}")
         if self.lr_position == "inside" and not self.commits:
             raise ValueError(f"lr_position='inside' goes with rule='muon' only, not rule={self.rule!r}")
+        if self.lr_position == "inside" and not (self.momentum or self.commit > 1 or self.has_nuclear_step):
+            raise ValueError(
+                "lr_position='inside' needs momentum=True or commit_every > 1: a step that holds one gradient does not depend on lr"
+            )
         if type(self.step_size) not in (int, float) or not 0 < self.step_size < float("inf"):
             raise ValueError(f"step_size={self.step_size!r:.40} must be a number > 0")
         if self.step_size != 1 and self.lr_position == "outside":
@@ -272,6 +278,20 @@ class MemorySpec(MemoryOptions):
         """Whether weights change at commits alone."""
         return self.update_rule.commits
 
+    @functools.cached_property
+    def windowed(self) -> bool:
+        """Whether the rule commits after every token, by a function of the window's gradients alone."""
+        return self.update_rule.is_windowed(self)
+
+    @property
+    def has_intervals(self) -> bool:
+        """Whether engines compute commit interval by commit interval."""
+        return self.commits and not self.windowed
+
+    @property
+    def has_nuclear_step(self) -> bool:
+        return self.muon_scale == "nuclear"
+
     @property
     def loss_value_dim(self) -> int:
         """Channels of a value as the inner loss takes it: value_dim, and one more for a threshold."""
@@ -350,10 +370,10 @@ class MemorySpec(MemoryOptions):
         ) -> MemoryState: ...
 
 
-def commits(rule: Any, retention: Any) -> bool:
-    """Whether a memory with these choices changes its weights at commits alone. Unknown names count as not."""
+def accumulates(rule: Any, retention: Any, commit: Any) -> bool:
+    """Whether a memory without momentum keeps an accumulator: between commits, or under a transformed retention. Unknown names: no."""
     try:
-        return RULES.choose(rule)[0].commits or not RETENTIONS.choose(retention)[0].is_linear
+        return (RULES.choose(rule)[0].commits and commit != 1) or not RETENTIONS.choose(retention)[0].is_linear
     except ValueError:
         return False
 

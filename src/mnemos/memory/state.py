@@ -24,11 +24,13 @@ class MemoryState:
 
     weights, momentum, anchor: one (B, H, d_in, d_out) per fast map. The anchor is the weights themselves at a chunk's
     start; momentum is [] where the spec has none. window_*: the last window-1 raw keys, values and gates, zero-filled.
+    start: the initial weights W0 in the same shapes, under a retention that keeps them; else [].
     position: (B,) tokens written so far. chunk_offset: position % chunk_size while all rows agree, else None.
     conv: (B, width-1, channels), the tails of a layer's convolution.
     pairs: with features "exp", the first fast map, a list with a pair for every token read; None for all other memories.
     inplace: `step` without gradients may write into this state instead of copying it; set it where nobody else goes on from it.
     own: such a step made the tensors, and no other state holds them; a call that is not in place ends that.
+    start_from_file: `start` was read from a file, and no layer has compared it with its own W0 since.
     """
 
     spec: MemorySpec
@@ -44,6 +46,8 @@ class MemoryState:
     pairs: Pairs | None = None
     inplace: bool = False
     own: bool = False
+    start: list[Tensor] = dataclasses.field(default_factory=list)
+    start_from_file: bool = False
 
     @property
     def batch(self) -> int:
@@ -72,6 +76,7 @@ class MemoryState:
         named = {f"weights.{i}": w for i, w in enumerate(self.weights)}
         named |= {f"momentum.{i}": s for i, s in enumerate(self.momentum)}
         named |= {f"anchor.{i}": a for i, a in enumerate(self.anchor)}
+        named |= {f"start.{i}": w for i, w in enumerate(self.start)}
         named |= {"window_key": self.window_key, "window_value": self.window_value, "window_gate": self.window_gate}
         named["position"] = self.position
         if self.conv is not None:
@@ -95,6 +100,7 @@ class MemoryState:
             pairs=None if self.pairs is None else self.pairs.map(function),
             inplace=False,
             own=False,
+            start=[function(w) for w in self.start],
         )
 
     def _anchor_is_weights(self) -> bool:
@@ -163,7 +169,9 @@ class MemoryState:
         chunk_offsets = {state.chunk_offset for state in states}
         aliased = all(state._anchor_is_weights() for state in states)
         joined = {name: torch.cat([s.tensors()[name] for s in states]) for name in first.tensors()}
-        return _assemble(first.spec, joined, chunk_offsets.pop() if len(chunk_offsets) == 1 else None, aliased)
+        stacked = _assemble(first.spec, joined, chunk_offsets.pop() if len(chunk_offsets) == 1 else None, aliased)
+        stacked.start_from_file = any(state.start_from_file for state in states)
+        return stacked
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a safetensors file with the spec in its header; whole or not at all.
@@ -204,9 +212,10 @@ def state_from_tensors(
     """The state of tensors named as `MemoryState.save` names them, after `check_state`; `path` is where they come from."""
     check_state(path, spec, tensors, heads, conv)
     chunk_offset = common_chunk_offset(tensors["position"], spec)
-    return _assemble(
-        spec, tensors, chunk_offset, aliased=chunk_offset == 0 or (spec.is_kv_cache and not spec.depends_on_chunking)
-    )
+    aliased = chunk_offset == 0 or (spec.is_kv_cache and not spec.depends_on_chunking)
+    state = _assemble(spec, tensors, chunk_offset, aliased)
+    state.start_from_file = bool(state.start)
+    return state
 
 
 def common_chunk_offset(position: Tensor, spec: MemorySpec) -> int | None:
@@ -232,4 +241,5 @@ def _assemble(spec: MemorySpec, tensors: dict[str, Tensor], chunk_offset: int | 
         chunk_offset=chunk_offset,
         conv=tensors.get("conv"),
         pairs=Pairs.of(tensors, aliased) if spec.is_kv_cache else None,
+        start=[tensors[f"start.{i}"] for i in range(n)] if spec.retains.keeps_start else [],
     )

@@ -64,6 +64,8 @@ def check_parts(state: MemoryState, spec: MemorySpec, batch: int, heads: int) ->
     kinds = [("weights", state.weights), ("anchor", state.anchor)]
     if spec.momentum:
         kinds.append(("momentum", state.momentum))
+    if spec.retains.keeps_start:
+        kinds.append(("start", state.start))
     for name, tensors in kinds:
         if len(tensors) != len(shapes):
             raise ValueError(f"state has {len(tensors)} matrices in {name}, but {len(shapes)} are expected")
@@ -86,7 +88,7 @@ def check_parts(state: MemoryState, spec: MemorySpec, batch: int, heads: int) ->
 
 
 def check_place(state: MemoryState, batch: int) -> None:
-    """Raise a ValueError unless position and chunk_offset are those of `batch` rows."""
+    """Raise a ValueError unless position and chunk_offset are those of `batch` rows, and `start` holds W0 if the retention keeps it."""
     if state.position.dtype != torch.int64 or state.position.shape != (batch,):
         found = f"{tuple(state.position.shape)} of {state.position.dtype}"
         raise ValueError(f"state has position {found}, but ({batch},) of torch.int64 is expected")
@@ -95,11 +97,14 @@ def check_place(state: MemoryState, batch: int) -> None:
         raise ValueError(
             f"state has chunk_offset={chunk_offset!r:.20}, but None or 0..{state.spec.chunk_size - 1} is expected"
         )
+    starts = len(state.spec.shapes) if state.spec.retains.keeps_start else 0
+    if len(state.start) != starts:
+        raise ValueError(f"state has {len(state.start)} matrices in start, but {starts} are expected")
 
 
 def state_shapes(spec: MemorySpec, batch: int, heads: int, longest: int) -> dict[str, tuple[int, ...]]:
     """Shapes of all tensors of a state but its convolution's tails. longest: the largest position, for a state that grows."""
-    kinds = ("weights", "momentum", "anchor") if spec.momentum else ("weights", "anchor")
+    kinds = ["weights", "anchor"] + ["momentum"] * spec.momentum + ["start"] * spec.retains.keeps_start
     shapes: dict[str, tuple[int, ...]] = {
         f"{kind}.{i}": (batch, heads, *shape) for kind in kinds for i, shape in enumerate(spec.shapes)
     }

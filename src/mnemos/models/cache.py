@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..memory import MemoryState
 from ..memory.files import one_line, read_tensors, write_tensors
 from ..memory.state_validation import MAX_POSITION
 from .cache_forms import CacheForm
@@ -30,6 +31,7 @@ DEFINING = (
     "qk_norm",
     "rope_theta",
     "attention_window",
+    "attention_conv_width",
     "segment_length",
     "num_persistent_tokens",
     "num_longterm_tokens",
@@ -92,6 +94,14 @@ class MnemosCache:
             return marked
 
         return self._map(mark)
+
+    def with_any_start(self) -> MnemosCache:
+        """The same cache for a model whose initial weights W0 have changed since: memories forget towards the W0 they began with."""
+
+        def unchecked(state):
+            return dataclasses.replace(state, start_from_file=False) if isinstance(state, MemoryState) else state
+
+        return self._map(unchecked)
 
     def clone(self) -> MnemosCache:
         """A copy that shares no memory."""

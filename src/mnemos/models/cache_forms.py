@@ -53,6 +53,18 @@ def attention_form(config: MnemosConfig, window: int | None) -> CacheForm:
 
     def shapes(rows: int, longest: int) -> Shapes:
         slots = (rows, P + (longest if window is None else window), *config.key_value_shape)
-        return {"key": slots, "value": slots}
+        return {"key": slots, "value": slots} | conv_shapes(config, rows)
 
     return CacheForm(AttentionCache, shapes, {"window": window, "persistent": P, "spare": 0})
+
+
+def conv_shapes(config: MnemosConfig, rows: int) -> Shapes:
+    """The tail of attention's convolution; nothing if attention has none.
+
+    >>> from mnemos.models import MnemosConfig
+    >>> conv_shapes(MnemosConfig(hidden_size=32, num_attention_heads=4, attention_conv_width=4), rows=2)
+    {'conv': (2, 3, 96)}
+    """
+    heads, dim = config.key_value_shape
+    width, channels = config.attention_conv_width, (config.num_attention_heads + 2 * heads) * dim
+    return {"conv": (rows, width - 1, channels)} if width else {}

@@ -47,6 +47,7 @@ class MnemosConfig(PreTrainedConfig):
     memory: choices of every `NeuralMemory`, by the names of `NeuralMemoryConfig`; each also as a keyword `memory_<name>`.
     num_attention_heads, num_key_value_heads, head_dim, qk_norm, rope_theta: of attention.
     attention_window: tokens in a sliding window, the current one included. segment_length: tokens of a MAC segment.
+    attention_conv_width: width of the causal convolution over the queries, keys and values of every attention layer; 0 for none.
     num_persistent_tokens: learned tokens in front of every row. num_longterm_tokens: learned queries that read the memory for
     each MAC segment.
     gate_mode: how `mag`, `mac` and `qk` join attention y and memory m: "product" silu(norm(y) norm(m)), "sigmoid" y sigmoid(m),
@@ -75,6 +76,7 @@ class MnemosConfig(PreTrainedConfig):
     qk_norm: bool = True
     rope_theta: float = 10000.0
     attention_window: int = 64
+    attention_conv_width: int = 0
     segment_length: int = 64
     num_persistent_tokens: int = 0
     num_longterm_tokens: int = 0
@@ -134,7 +136,7 @@ class MnemosConfig(PreTrainedConfig):
         for name in ("intermediate_size", "num_key_value_heads", "head_dim"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 1, MAX_DIM)
-        for name in ("num_persistent_tokens", "num_longterm_tokens"):
+        for name in ("attention_conv_width", "num_persistent_tokens", "num_longterm_tokens"):
             _whole(name, getattr(self, name), 0, MAX_DIM)
         self._check_types()
         pattern = self.layers if isinstance(self.layers, list | tuple) else [self.layers]
@@ -251,6 +253,7 @@ class MnemosConfig(PreTrainedConfig):
             "qk_norm": self.qk_norm,
             "rope_theta": self.rope_theta,
             "eps": self.rms_norm_eps,
+            "conv_width": self.attention_conv_width,
         }
 
     @property

@@ -21,7 +21,7 @@ from ..memory import read as read_memory
 from ..nn import RowCache, SegmentAttention, SegmentCache
 from ..nn.attention_segment import PrecomputedSegment
 from ..nn.norm import RMSNorm, l2_normalize, rms_norm
-from .cache_forms import CacheForm, memory_form
+from .cache_forms import CacheForm, conv_shapes, memory_form
 from .gate import make_gate
 from .mixer import Mixer, State, register_block
 
@@ -102,7 +102,7 @@ class MACMixer(Mixer):
             "memory": memory_form(),
             "attention": CacheForm(
                 SegmentCache,
-                lambda rows, _: {"key": (rows, *slots), "value": (rows, *slots)},
+                lambda rows, _: {"key": (rows, *slots), "value": (rows, *slots)} | conv_shapes(config, rows),
                 {"segment_len": L, "persistent": P, "longterm": N},
             ),
             "frozen": CacheForm(FrozenCache, lambda rows, _: {"weights": (rows, numbers)}),
@@ -143,7 +143,8 @@ class MACMixer(Mixer):
         T, L = x.shape[1], self.length
         first = min(T, L - offset)
         sizes = [first, *(min(L, T - start) for start in range(first, T, L))]
-        precomputed = self.attention.precompute(x, offset, sizes) if T > 1 else [None]
+        tail = None if states.attention is None else states.attention.conv
+        precomputed = self.attention.precompute(x, offset, sizes, tail) if T > 1 else [None]
         parts = []
         for piece, q, known in zip(x.split(sizes, 1), self.retrieval.queries(x).split(sizes, 1), precomputed):
             if offset == 0:

@@ -98,6 +98,7 @@ LINEAR: dict[str, Any] = {"structure": "linear", "momentum": False, "learn_w0": 
 KERNEL: dict[str, Any] = {"features": "exp", "momentum": False, "retain": False, "residual": True}
 MIRAS: dict[str, Any] = {"momentum": False, "chunk_size": 16}
 PERSISTENT = {"num_persistent_tokens": 4}
+CONVOLUTION = {"attention_conv_width": 4}  # as memories have; without it attention does not learn recall
 
 PRESETS = {
     row.name: row
@@ -173,8 +174,8 @@ PRESETS = {
             "Miras: positive weights, forgetting by a KL divergence",
             MIRAS | {"retention": "kl(scale=2)", "commit_every": 4},
         ),
-        Preset("transformer", "attention", "full attention, no memory"),
-        Preset("swa", "swa", "sliding-window attention, no memory"),
+        Preset("transformer", "attention", "full attention with a convolution, no memory", None, CONVOLUTION),
+        Preset("swa", "swa", "sliding-window attention with a convolution, no memory", None, CONVOLUTION),
     )
 }
 SIZES = {

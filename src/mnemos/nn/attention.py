@@ -1,6 +1,7 @@
 """Causal attention with or without a sliding window. Any split of a sequence into calls gives the same result.
 
-Shapes: B batch, T time, H query heads, G key-value heads, D head dim, P persistent tokens, W window, S cached tokens.
+Shapes: B batch, T time, H query heads, G key-value heads, D head dim, P persistent tokens, W window, S cached tokens,
+C = (H + 2G) D channels of the convolution.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class AttentionCache(RowCache):
     P + t % window; without one it is in slot P + t, and S grows with the longest row. Unused slots are 0.
     position: (B,) real tokens seen. inplace: calls without gradients may write into this cache instead of copying it; set it if
     nothing else resumes from the same cache. Without a window, the cache then allocates `spare` slots ahead.
+    conv: (B, conv_width - 1, C), the last inputs of the convolution; None without one.
     """
 
     key: Tensor
@@ -41,6 +43,7 @@ class AttentionCache(RowCache):
     persistent: int = 0
     inplace: bool = False
     spare: int = 0
+    conv: Tensor | None = None
 
     def select(self, rows: Sequence[int] | Tensor) -> Self:
         return super().select(rows).without_spare()
@@ -68,6 +71,8 @@ class Attention(Heads):
     window: the number of keys that a token sees, itself included; None for all tokens before it.
     head_dim: dim / heads by default. kv_heads: fewer heads for keys and values (grouped queries).
     qk_norm: RMS norm of queries and keys per head, with learned scales.
+    conv_width: width of the causal convolution over queries, keys and values, before the norms; 0 for none. Its tail reaches
+    conv_width - 1 tokens beyond the window.
 
     >>> attention = Attention(dim=32, heads=4, window=8)
     >>> x = torch.randn(2, 20, 32)
@@ -89,9 +94,17 @@ class Attention(Heads):
         qk_norm: bool = True,
         rope_theta: float = 10000.0,
         eps: float = 1e-6,
+        conv_width: int = 0,
     ):
         super().__init__(
-            dim, heads, head_dim=head_dim, kv_heads=kv_heads, qk_norm=qk_norm, rope_theta=rope_theta, eps=eps
+            dim,
+            heads,
+            head_dim=head_dim,
+            kv_heads=kv_heads,
+            qk_norm=qk_norm,
+            rope_theta=rope_theta,
+            eps=eps,
+            conv_width=conv_width,
         )
         if window is not None and window < 1:
             raise ValueError(f"window={window} must be >= 1, or None for all tokens")
@@ -109,7 +122,8 @@ class Attention(Heads):
 
         mask: (B, T) bool, True on a prefix of each row. Tokens behind it are not written to the cache; their y is finite but arbitrary.
         persistent: without a cache, the number of first tokens of x that are persistent: un-rotated, seen by every later token,
-        counted neither by the window nor as positions, and valid whatever their mask. The cache holds them.
+        counted neither by the window nor as positions, and valid whatever their mask. The cache holds them. For the convolution they
+        are the first tokens of the row.
         """
         self.check(x, mask, cache, AttentionCache)
         if cache is None:
@@ -127,7 +141,9 @@ class Attention(Heads):
         positions = cache.position.unsqueeze(1)  # B 1
         if T > 1:
             positions = positions + torch.arange(T, device=x.device)
-        q, k, v = self.project(x, self.angles(positions, x.dtype))
+        q, k, v, tail = self.project(x, self.angles(positions, x.dtype), cache.conv, mask)
+        if tail is not None:
+            cache = dataclasses.replace(cache, conv=tail)
         if W is None:
             y, new = self._extend(q, k, v, cache, positions, mask)
         elif T == 1:
@@ -147,9 +163,8 @@ class Attention(Heads):
             mask = mask | (index < P)
             x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
             count = mask.sum(1) - P
-        q, k, v = self.project(
-            x, self.angles((index - P).clamp(min=0).unsqueeze(0), x.dtype)
-        )  # position 0 is no rotation
+        angles = self.angles((index - P).clamp(min=0).unsqueeze(0), x.dtype)  # position 0 is no rotation
+        q, k, v, tail = self.project(x, angles, mask=mask)
         W = self.window
         y = attend(q, k, v, causal=True) if W is None else sliding_attention(q, k, v, W, P)
         y = self.out(y.flatten(2))
@@ -159,7 +174,7 @@ class Attention(Heads):
             count = torch.full((B,), T - P, device=x.device)
         if W is None:
             longest = T if mask is None else P + int(count.max())
-            return y, AttentionCache(count, k[:, :longest].clone(), v[:, :longest].clone(), None, P)
+            return y, AttentionCache(count, k[:, :longest].clone(), v[:, :longest].clone(), None, P, conv=tail)
         empty = k.new_zeros(B, W, self.kv_heads, self.head_dim)
         source = _last_in_slot(count, W)
         key, value = (
@@ -168,7 +183,7 @@ class Attention(Heads):
             else F.pad(new, (0, 0, 0, 0, 0, W))
             for new in (k, v)
         )
-        return y, AttentionCache(count, key, value, W, P)
+        return y, AttentionCache(count, key, value, W, P, conv=tail)
 
     def _decode(self, q: Tensor, k: Tensor, v: Tensor, cache: AttentionCache, W: int, mask: Tensor | None):
         """One token per row, written to its slot of the ring buffer; softmax does not depend on slot order."""
@@ -254,6 +269,7 @@ class Attention(Heads):
         expected = (cache.batch, slots, self.kv_heads, self.head_dim)
         if cache.key.shape != expected or cache.value.shape != expected:
             raise ValueError(f"cache has keys of shape {tuple(cache.key.shape)}, but {expected} is expected")
+        self.check_tail(cache.conv, cache.batch)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, window={self.window}"

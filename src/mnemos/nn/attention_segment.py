@@ -1,6 +1,7 @@
 """Attention inside one segment over [persistent ‖ long-term ‖ retrieved ‖ segment], for memory as context (MAC).
 
-Shapes: B batch, T time, H query heads, G key-value heads, D head dim, P persistent, N long-term tokens, L segment length.
+Shapes: B batch, T time, H query heads, G key-value heads, D head dim, P persistent, N long-term tokens, L segment length,
+C = (H + 2G) D channels of the convolution.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class SegmentCache(RowCache):
     key, value: (B, P + N + 2L, G, D): persistent, long-term, retrieved and segment tokens. Token i of a segment and the token
     retrieved for it are in slot i of the last two parts. position: (B,) real tokens seen; a row whose position is a multiple of
     segment_len is before a new segment, and the last two parts are then ignored.
-    inplace: as in `AttentionCache`.
+    inplace, conv: as in `AttentionCache`; the convolution goes on from one segment to the next.
     """
 
     key: Tensor
@@ -32,13 +33,15 @@ class SegmentCache(RowCache):
     persistent: int = 0
     longterm: int = 0
     inplace: bool = False
+    conv: Tensor | None = None
 
 
 class PrecomputedSegment(NamedTuple):
-    """Rotary table, and q (B, T, H, D), k and v (B, T, G, D), of T tokens of one segment."""
+    """Rotary table, and q (B, T, H, D), k and v (B, T, G, D), of T tokens of one segment; the convolution's tail after them."""
 
     angles: Table
     qkv: tuple[Tensor, Tensor, Tensor]
+    tail: Tensor | None = None
 
 
 class SegmentAttention(Heads):
@@ -50,7 +53,8 @@ class SegmentAttention(Heads):
     all four kinds from the same maps. A segment begins at every multiple of segment_len; a call may not contain
     tokens of two segments of one row.
 
-    longterm: the number of long-term tokens of a segment.
+    longterm: the number of long-term tokens of a segment. conv_width: as in `Attention`, over the tokens of the row, persistent ones
+    first; the convolution leaves out retrieved and long-term tokens, which have no neighbours in the row.
 
     >>> attention = SegmentAttention(dim=32, heads=4, segment_len=8)
     >>> x, retrieved = torch.randn(2, 8, 32), torch.randn(2, 8, 32)
@@ -73,9 +77,17 @@ class SegmentAttention(Heads):
         qk_norm: bool = True,
         rope_theta: float = 10000.0,
         eps: float = 1e-6,
+        conv_width: int = 0,
     ):
         super().__init__(
-            dim, heads, head_dim=head_dim, kv_heads=kv_heads, qk_norm=qk_norm, rope_theta=rope_theta, eps=eps
+            dim,
+            heads,
+            head_dim=head_dim,
+            kv_heads=kv_heads,
+            qk_norm=qk_norm,
+            rope_theta=rope_theta,
+            eps=eps,
+            conv_width=conv_width,
         )
         if segment_len < 1 or longterm < 0:
             raise ValueError(f"segment_len={segment_len} must be >= 1 and longterm={longterm} >= 0")
@@ -120,27 +132,37 @@ class SegmentAttention(Heads):
         y = self.out((torch.cat(y, 1) if len(y) > 1 else y[0]).flatten(2))
         return y, cache if use_cache else None
 
-    def precompute(self, x: Tensor, offset: int, sizes: list[int]) -> list[PrecomputedSegment]:
+    def precompute(
+        self, x: Tensor, offset: int, sizes: list[int], tail: Tensor | None = None
+    ) -> list[PrecomputedSegment]:
         """Queries, keys and values of tokens x (B, T, dim), in pieces of these sizes, one per segment.
 
-        offset: the index of the first token in its segment. None of this depends on the retrieved tokens, so it is computed for
-        all segments at once.
+        offset: the index of the first token in its segment. tail: of the convolution, before x. None of this depends on the retrieved
+        tokens, so it is computed for all segments at once.
         """
         index = (offset + torch.arange(x.shape[1], device=x.device)) % self.segment_len
         angles = self.angles(index.unsqueeze(0), x.dtype)
-        pieces = (zip(*(y.split(sizes, 1) for y in group)) for group in (angles, self.project(x, angles)))
-        return [PrecomputedSegment(*piece) for piece in zip(*pieces)]
+        mixed, tails = self.qkv(x), []
+        if self.conv is not None:
+            convolved = []
+            for piece in mixed.split(sizes, 1):
+                piece, tail = self.convolve(piece, tail)
+                convolved.append(piece)
+                tails.append(tail)
+            mixed = torch.cat(convolved, 1)
+        pieces = (zip(*(y.split(sizes, 1) for y in group)) for group in (angles, self.split_heads(mixed, angles)))
+        return [PrecomputedSegment(*piece) for piece in zip(*pieces, tails or [None] * len(sizes))]
 
     def _begin(self, x: Tensor) -> tuple[Tensor, SegmentCache]:
         """The persistent tokens (B, P, dim), P ≥ 0, and a cache that holds nothing else."""
         B, P = x.shape[:2]
         still = torch.zeros(1, P, dtype=torch.int64, device=x.device)  # position 0 is no rotation
-        q, k, v = self.project(x, self.angles(still, x.dtype))
+        q, k, v, tail = self.project(x, self.angles(still, x.dtype))
         y = attend(q, k, v, causal=True) if P else q
         room = k.new_zeros(B, self.longterm + 2 * self.segment_len, *k.shape[2:])
         position = torch.zeros(B, dtype=torch.int64, device=x.device)
         key, value = torch.cat((k, room), 1), torch.cat((v, room), 1)
-        return y, SegmentCache(position, key, value, self.segment_len, P, self.longterm)
+        return y, SegmentCache(position, key, value, self.segment_len, P, self.longterm, conv=tail)
 
     def _continue(
         self, x, retrieved, longterm, cache: SegmentCache, mask, precomputed: PrecomputedSegment | None
@@ -154,11 +176,18 @@ class SegmentAttention(Heads):
         if not torch.compiler.is_compiling():
             self._check_segment(offset, count, longterm)
         if T == 1:  # one pass over both costs less than the unused query
-            q, k, v = self.project(torch.cat((x, retrieved), 1), self.angles(own, x.dtype))
+            mixed, tail = self.qkv(torch.cat((x, retrieved), 1)), None
+            if self.conv is not None:
+                token, tail = self.convolve(mixed[:, :1], cache.conv, mask)
+                mixed = torch.cat((token, mixed[:, 1:]), 1)
+            q, k, v = self.split_heads(mixed, self.angles(own, x.dtype))
             q, (k, rk), (v, rv) = q[:, :1], k.split(1, 1), v.split(1, 1)
         else:
-            angles = self.angles(own, x.dtype) if precomputed is None else precomputed.angles
-            q, k, v = self.project(x, angles) if precomputed is None else precomputed.qkv
+            if precomputed is None:
+                angles = self.angles(own, x.dtype)
+                q, k, v, tail = self.project(x, angles, cache.conv, mask)
+            else:
+                angles, (q, k, v), tail = precomputed
             rk, rv = self.project_keys(retrieved, angles)
         lk, lv = (None, None) if longterm is None or not self.longterm else self.project_keys(longterm)
         sets = ((cache.key, lk, rk, k), (cache.value, lv, rv, v))
@@ -177,7 +206,8 @@ class SegmentAttention(Heads):
                 1
             )
         position = cache.position + count
-        return attend(q, key, value, seen), dataclasses.replace(cache, key=key, value=value, position=position)
+        new = dataclasses.replace(cache, key=key, value=value, position=position, conv=tail)
+        return attend(q, key, value, seen), new
 
     def _put_one(self, cache: SegmentCache, old, longterm, retrieved, token, offset, mask, count) -> Tensor:
         """Write one token per row, and the token retrieved for it, to their slots."""
@@ -224,6 +254,7 @@ class SegmentAttention(Heads):
         expected = (cache.batch, cache.persistent + self.longterm + 2 * self.segment_len, self.kv_heads, self.head_dim)
         if cache.key.shape != expected or cache.value.shape != expected:
             raise ValueError(f"cache has keys of shape {tuple(cache.key.shape)}, but {expected} is expected")
+        self.check_tail(cache.conv, cache.batch)
 
     def _check_segment(self, offset: Tensor, count: Tensor | int, longterm: Tensor | None) -> None:
         """Checks that depend on the offsets of the rows."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from .derivatives import transformed
+
 
 class CausalConv1d(nn.Module):
     """Depthwise causal convolution: y_t = Σ_j weight[j] x_{t-width+1+j}, channel by channel, without bias.
@@ -84,7 +86,7 @@ def causal_conv(
 
     if cu_seqlens is None:
         padded = torch.cat([tail.to(x.dtype), x], dim=1)  # B K-1+T C
-        y = _Convolve.apply(padded, weight)
+        y = _convolve(padded, weight)
         if mask is None:
             new_tail = padded[:, x.shape[1] :].clone()
         else:
@@ -117,9 +119,22 @@ def _packed(x: Tensor, weight: Tensor, tail: Tensor, cu_seqlens: Tensor) -> tupl
     length = x.shape[1] + (documents + 1) * context
     padded = x.new_zeros(length, channels).index_copy(0, place, x[0])
     padded = padded.index_copy(0, tail_place, tail.to(x.dtype).flatten(0, 1))
-    y = _Convolve.apply(padded.unsqueeze(0), weight)[:, place - context]
+    y = _convolve(padded.unsqueeze(0), weight)[:, place - context]
     new_tail = padded[(ends[1:].unsqueeze(1) + slots).flatten()].view(documents, context, channels)
     return y, new_tail
+
+
+def _convolve(padded: Tensor, weight: Tensor) -> Tensor:
+    """(B, K-1+T, C), (K, C) -> (B, T, C). The transforms of torch.func need torch operations."""
+    return _shifted_sum(padded, weight) if transformed() else _Convolve.apply(padded, weight)
+
+
+def _shifted_sum(padded: Tensor, weight: Tensor) -> Tensor:
+    T = padded.shape[1] - weight.shape[0] + 1
+    y = padded[:, :T] * weight[0]
+    for j in range(1, weight.shape[0]):
+        y.addcmul_(padded[:, j : j + T], weight[j])
+    return y
 
 
 class _Convolve(torch.autograd.Function):
@@ -131,11 +146,7 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     def forward(ctx, padded: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(padded, weight)
-        T = padded.shape[1] - weight.shape[0] + 1
-        y = padded[:, :T] * weight[0]
-        for j in range(1, weight.shape[0]):
-            y.addcmul_(padded[:, j : j + T], weight[j])
-        return y
+        return _shifted_sum(padded, weight)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:  # ty: ignore[incompatible-method-override]

@@ -1,6 +1,6 @@
 """Shared by both kinds of attention: projections to heads with norms and rotary positions, and one call of SDPA.
 
-Shapes: B batch, T time, S keys, H query heads, G key-value heads, D head dim.
+Shapes: B batch, T time, S keys, H query heads, G key-value heads, D head dim, C = (H + 2G) D channels.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .cache import RowCache
+from .conv import CausalConv1d
 from .linear import Linear
 from .norm import RMSNorm, rms_norm
 from .rotary import rotary_table, rotate
@@ -18,7 +19,11 @@ Table = tuple[Tensor, Tensor]  # cos and sin, as `rotary_table` returns them
 
 
 class Heads(nn.Module):
-    """Projections of attention: `qkv` holds the maps to queries, keys and values, `out` the map from the heads to dim."""
+    """Projections of attention: `qkv` holds the maps to queries, keys and values, `out` the map from the heads to dim.
+
+    conv: a causal depthwise convolution over the channels of queries, keys and values, before norms and rotary positions; None if
+    conv_width is 0. Without one, a token's key does not depend on the token before it.
+    """
 
     def __init__(
         self,
@@ -30,6 +35,7 @@ class Heads(nn.Module):
         qk_norm: bool = True,
         rope_theta: float = 10000.0,
         eps: float = 1e-6,
+        conv_width: int = 0,
     ):
         super().__init__()
         if heads < 1 or (head_dim is None and dim % heads):
@@ -41,8 +47,12 @@ class Heads(nn.Module):
             raise ValueError(f"head_dim={self.head_dim} must be even: rotary positions turn pairs of features")
         if self.kv_heads < 1 or heads % self.kv_heads:
             raise ValueError(f"kv_heads={self.kv_heads} must divide heads={heads}")
+        if conv_width < 0:
+            raise ValueError(f"conv_width={conv_width} must be >= 0; 0 is no convolution")
         self.rope_theta, self.eps = rope_theta, eps
-        self.qkv = Linear(dim, (heads + 2 * self.kv_heads) * self.head_dim, bias=False)
+        channels = (heads + 2 * self.kv_heads) * self.head_dim
+        self.qkv = Linear(dim, channels, bias=False)
+        self.conv = CausalConv1d(channels, conv_width) if conv_width else None
         self.out = Linear(heads * self.head_dim, dim, bias=False)
         self.q_norm = RMSNorm(self.head_dim, eps) if qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, eps) if qk_norm else None
@@ -51,9 +61,25 @@ class Heads(nn.Module):
         """The rotary table of positions (B or 1, T) for tensors of this dtype."""
         return rotary_table(positions, self.head_dim, self.rope_theta, torch.promote_types(dtype, torch.float32))
 
-    def project(self, x: Tensor, angles: Table) -> tuple[Tensor, Tensor, Tensor]:
-        """x (B, T, dim) -> q (B, T, H, D), k and v (B, T, G, D), with q and k rotated by these angles."""
-        qk, v = self._split(self.qkv(x), self.heads + self.kv_heads)
+    def project(
+        self, x: Tensor, angles: Table, tail: Tensor | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """x (B, T, dim) -> q (B, T, H, D), k and v (B, T, G, D), with q and k rotated by these angles, and the new tail."""
+        mixed, tail = self.convolve(self.qkv(x), tail, mask)
+        return *self.split_heads(mixed, angles), tail
+
+    def convolve(
+        self, mixed: Tensor, tail: Tensor | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The convolution of mixed (B, T, C), the output of `qkv`, and its new tail; mixed itself and None without a convolution.
+
+        tail: (B, conv_width - 1, C), the outputs of `qkv` just before; None at the beginning of a row. mask: (B, T) bool, valid tokens.
+        """
+        return (mixed, None) if self.conv is None else self.conv(mixed, tail, mask)
+
+    def split_heads(self, mixed: Tensor, angles: Table) -> tuple[Tensor, Tensor, Tensor]:
+        """mixed (B, T, C) -> q (B, T, H, D), k and v (B, T, G, D): q and k normed and rotated by these angles."""
+        qk, v = self._split(mixed, self.heads + self.kv_heads)
         if self.q_norm is not None and self.k_norm is not None:
             weight = torch.cat(
                 (self.q_norm.weight.expand(self.heads, -1), self.k_norm.weight.expand(self.kv_heads, -1))
@@ -63,7 +89,7 @@ class Heads(nn.Module):
         return q, k, v
 
     def project_keys(self, x: Tensor, angles: Table | None = None) -> tuple[Tensor, Tensor]:
-        """x (B, T, dim) -> k, v (B, T, G, D), with k rotated by these angles, if any."""
+        """x (B, T, dim) -> k, v (B, T, G, D), without the convolution, with k rotated by these angles, if any."""
         k, v = self._split(F.linear(x, self.qkv.weight[self.heads * self.head_dim :]), self.kv_heads)
         if self.k_norm is not None:
             k = self.k_norm(k)
@@ -92,6 +118,13 @@ class Heads(nn.Module):
             raise ValueError(f"cache has {cache.batch} rows, but x has {x.shape[0]}; use cache.select([...])")
         if cache.position.device != x.device:
             raise ValueError(f"cache is on {cache.position.device}, but x is on {x.device}; use cache.to(...)")
+
+    def check_tail(self, tail: Tensor | None, batch: int) -> None:
+        """Raise a ValueError for a tail that is not of this layer's convolution."""
+        found = None if tail is None else tuple(tail.shape)
+        expected = None if self.conv is None else (batch, self.conv.width - 1, self.conv.channels)
+        if found != expected:
+            raise ValueError(f"cache has a convolution tail of shape {found}, but {expected} is expected")
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, heads={self.heads}, head_dim={self.head_dim}, kv_heads={self.kv_heads}"

@@ -31,8 +31,8 @@ EVENTS = 200
 
 @dataclass
 class Reading:
-    """One checkpoint reading a text. perplexity: see `Inspection.perplexities`. layers: for each layer the mean of every value, and for
-    every fast map its norm before and after the text ("start", "end") and its effective rank after it. sample: a greedy continuation."""
+    """One checkpoint reading a text. perplexity: see `Inspection.perplexities`. layers: for each layer the mean of every value, the
+    vitality of its memory (see `watching.LayerTrace`), and for every fast map its norm before and after the text ("start", "end") and its effective rank after it. sample: a greedy continuation."""
 
     step: int
     perplexity: dict[str, float]

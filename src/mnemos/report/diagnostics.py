@@ -24,7 +24,10 @@ GAP = 1.25  # perplexity on held-out text over that in training
 UNLEARNED = 0.05  # nats by which the loss must fall in MANY steps
 MANY = 50
 MAX_DATA_WAIT = 0.3  # fraction of the time spent waiting for data
+COLLAPSED_RANK = 2.0  # effective rank of a fast map below which its keys all point one way
+MIN_RELEARNING = 0.5  # what a chunk teaches a memory, relative to a fresh one, below which the memory counts as dying
 EXPLODED = 100.0  # ratio of a fast map's norm after a text to that before it
+ADVICE = "Set memory_retention=start, train on longer rows or with --carry-state; mnemos eval --suite vitality measures longer streams."
 
 
 @dataclass(frozen=True)
@@ -245,6 +248,33 @@ def _norms(known: Known) -> Iterator[Finding]:
                     return
 
 
+def dying(layer: str, numbers: Record) -> Iterator[Finding]:
+    """Findings about the vitality of one layer's memory, from effective_rank and relearning.
+
+    >>> [f.title for f in dying("0", {"effective_rank": 1.1, "relearning": 0.1})]
+    ['The memory of layer 0 has collapsed', 'The memory of layer 0 learns little']
+    """
+    rank, ratio = numbers.get("effective_rank"), numbers.get("relearning")
+    if rank is not None and rank < COLLAPSED_RANK:
+        text = f"the effective rank of a fast map is {rank:.2f}: it distinguishes almost no keys."
+        yield Finding("warn", f"The memory of layer {layer} has collapsed", text, ADVICE)
+    if ratio is not None and ratio < MIN_RELEARNING:
+        text = f"a chunk teaches it {ratio:.0%} of what it teaches a fresh memory."
+        yield Finding("warn", f"The memory of layer {layer} learns little", text, ADVICE)
+
+
+def _vitality(known: Known) -> Iterator[Finding]:
+    """By the last checkpoint that has read the text; without checkpoints, by the last validation."""
+    layers = {str(layer["index"]): layer for layer in known.readings[-1]["layers"]} if known.readings else {}
+    for layer, numbers in (layers or _last_layers(known)).items():
+        yield from dying(layer, numbers)
+    for layer, numbers in _last_layers(known).items():
+        rank, tokens = numbers.get("carried_rank"), numbers.get("carried_tokens")
+        if rank is not None and tokens and rank < COLLAPSED_RANK:
+            text = f"the state that training carries has an effective rank of {rank:.2f} after {tokens:,} tokens."
+            yield Finding("warn", f"The carried memory of layer {layer} has collapsed", text, ADVICE)
+
+
 def _speed(known: Known) -> Iterator[Finding]:
     waits = [r["data_wait"] for r in known.train if r.get("data_wait") is not None]
     if waits and statistics.median(waits) > MAX_DATA_WAIT:
@@ -281,6 +311,7 @@ CHECKS: tuple[Callable[[Known], Iterator[Finding]], ...] = (
     _gain,
     _test_time_learning,
     _norms,
+    _vitality,
     _speed,
     _ended,
 )

@@ -17,6 +17,7 @@ from ..data.tasks.text import encode
 from ..eval.freeze_memory import frozen_memory, has_memory
 from ..models import MnemosForCausalLM
 from ..train.hooks import memory_off
+from .diagnostics import dying
 from .page import pack, pack_indices, render
 from .texts import token_texts
 from .watching import LayerTrace, watch
@@ -54,11 +55,11 @@ class Inspection:
         return {k: math.exp(min(20.0, x[1:].mean().item())) for k, x in named.items() if x is not None}
 
     def routing(self) -> list[dict[str, Any]]:
-        """Routing of tokens, by layer: the mean of every value, and the fraction of gates near 0 and 1."""
+        """Routing of tokens, by layer: the mean of every value, the fraction of gates near 0 and 1, and the vitality of the memory."""
         rows = []
         for layer in self.layers:
             row: dict[str, Any] = {"layer": layer.index, "kind": layer.kind}
-            row |= {name: x.mean().item() for name, x in layer.values.items()}
+            row |= {name: x.mean().item() for name, x in layer.values.items()} | layer.vitality
             if "route" in layer.values:
                 g = layer.values["route"]
                 row |= {
@@ -68,6 +69,11 @@ class Inspection:
                 }
             rows.append(row)
         return rows
+
+    def warnings(self) -> list[str]:
+        """A sentence for each layer whose memory has stopped learning."""
+        rows = self.routing()
+        return [finding.sentence() for row in rows for finding in dying(str(row["layer"]), row)]
 
 
 @torch.no_grad()
@@ -170,6 +176,7 @@ def _panel(seen: Inspection) -> dict[str, Any]:
         notes.append(f"The text is longer: its first {len(seen.tokens):,} tokens are shown (max_tokens).")
     if not by_head:
         notes.append("The model is large: numbers are means over heads.")
+    notes += seen.warnings()
     values = {"loss": seen.loss}
     if seen.frozen is not None:
         values["writing"] = seen.frozen - seen.loss

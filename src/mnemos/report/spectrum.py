@@ -10,12 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..memory.vitality import spectrum_rank
+
 
 @dataclass
 class Spectrum:
     """One fast map over time.
 
-    norm: (N, H), Frobenius. moved: (N, H), Frobenius norm of W - W0. rank: (N, H), see `effective_rank`.
+    norm: (N, H), Frobenius. moved: (N, H), Frobenius norm of W - W0. rank: (N, H), see `mnemos.memory.effective_rank`.
     values: (N, H, k), the largest singular values. A map that is a list of pairs (features "exp") has only a norm.
     """
 
@@ -27,16 +29,6 @@ class Spectrum:
     values: Tensor | None = None
 
 
-def effective_rank(values: Tensor) -> Tensor:
-    """exp of the entropy of singular values (..., n), normalised to a sum of 1 (Roy and Vetterli 2007): 1 for one direction, n for n equal ones.
-
-    >>> effective_rank(torch.tensor([1.0, 1.0, 0.0]))
-    tensor(2.)
-    """
-    p = values / values.sum(-1, keepdim=True).clamp(min=1e-30)
-    return torch.special.entr(p).sum(-1).exp()
-
-
 def look(W: Tensor, start: Tensor, count: int) -> dict[str, Tensor]:
     """A fast map W (H, d_in, d_out) with initial value `start` at one moment: norm, moved and rank (H,), and values (H, k)."""
     W = W.float()
@@ -44,7 +36,7 @@ def look(W: Tensor, start: Tensor, count: int) -> dict[str, Tensor]:
     return {
         "norm": values.square().sum(-1).sqrt(),
         "moved": (W - start.float()).flatten(1).norm(dim=-1),
-        "rank": effective_rank(values),
+        "rank": spectrum_rank(values),
         "values": values[..., :count].contiguous(),
     }
 

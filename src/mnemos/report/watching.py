@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..memory import MemoryState, NeuralMemory
+from ..memory import MemoryState, NeuralMemory, measure_vitality
 from ..memory.trace import Trace
 from ..models import MnemosForCausalLM
 from ..models.gate import TokenGate
@@ -33,7 +33,8 @@ class LayerTrace:
 
     route: weight of the memory in the gate (convex: 1 - g, additive: g). share: norm of the memory's output as a fraction of the norms of
     both parts. moments: (N,) tokens read when the weights were examined; the first is W0. reads: tokens -1..-P are persistent, -P-1 is none.
-    commit: interval in tokens at which rule "muon" writes; else 0.
+    commit: interval in tokens at which rule "muon" writes; else 0. vitality: of the memory after the text, see
+    `mnemos.memory.measure_vitality`.
     """
 
     index: int
@@ -44,6 +45,7 @@ class LayerTrace:
     spectra: list[Spectrum] = field(default_factory=list)
     reads: Resemblance | None = None
     commit: int = 0
+    vitality: dict[str, float] = field(default_factory=dict)
 
 
 class _Watch:
@@ -55,7 +57,8 @@ class _Watch:
     def __init__(self, memory: NeuralMemory, stride: int):
         self.memory, self.stride, self.busy = memory, stride, False
         self.traces: list[Trace] = []
-        self.queries, self.keys, self.lags = [], [], []
+        self.inputs, self.queries, self.keys, self.lags = [], [], [], []
+        self.first: MemoryState | None = None
         self.start: list[Tensor] = []
         self.positions: list[int] = []
         self.looks: list[list[dict[str, Tensor]]] = []
@@ -74,10 +77,12 @@ class _Watch:
         memory = self.memory
         state = memory.initial_state(x.shape[0]) if state is None else state
         if not self.looks:
+            self.first = state
             self.start = [w[0].cpu() for w in state.weights]
             self._look(state, torch.zeros(memory.heads, 1))
         q, k, _, _ = memory.project(x, state, None, None)
         lag = memory.gates(x, state, None, None).lag_weights(memory.spec.window, torch.float32)
+        self.inputs.append(x)
         self.queries.append(q[0])
         self.keys.append(k[0])
         self.lags.append(None if lag is None else lag[0].cpu())
@@ -117,6 +122,8 @@ class _Watch:
         layer.reads = Resemblance(token[:, persistent:], found.weight[:, persistent:], found.own[:, persistent:])
         if self.last is not None:
             self._look(*self.last)
+        x = torch.cat(self.inputs, 1)
+        layer.vitality = measure_vitality(self.memory, x, self.memory.write(x, self.first))
         kept = [i for i, at in enumerate(self.positions) if i == 0 or at > persistent]
         layer.moments = [max(0, self.positions[i] - persistent) for i in kept]
         shapes = [None] * spec.is_kv_cache + list(spec.shapes)

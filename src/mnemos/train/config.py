@@ -66,7 +66,7 @@ class ModelConfig:
     size: str = "nano"
     """a size of `mnemos presets`"""
     set: tuple[str, ...] = ()
-    """fields of the model's config as name=value: attention_window=128 memory_depth=3 memory_layers=[]"""
+    """fields of the model's config as name=value: attention_window=128 attention_conv_width=4 memory_depth=3 memory_layers=[]"""
 
     def overrides(self) -> dict[str, Any]:
         """The fields of `set`; values are parsed as YAML.

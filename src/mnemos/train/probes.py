@@ -1,4 +1,4 @@
-"""Probes of the memory during training: gates, surprise, contribution, a needle in a haystack.
+"""Probes of the memory during training: gates, surprise, vitality, contribution, a needle in a haystack.
 
 Everything runs without gradients and leaves the model and its random numbers as they were.
 Shapes: B batch, T time, H heads, C chunk.
@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..memory import MemoryState, NeuralMemory, read
+from ..memory import MemoryState, NeuralMemory, measure_vitality, relearning
+from ..memory.vitality import lowest_rank
 from ..models import MnemosForCausalLM
+from ..models.cache import MnemosCache
 from ..models.mixer import BLOCKS
 from .hooks import GateWatch, memories, memory_off
 
@@ -46,7 +48,8 @@ def look_inside(model: MnemosForCausalLM, call, batch: dict[str, Tensor]) -> dic
 
     gate: the mix of attention and memory (with "convex" 1 is attention alone, with "additive" 1 is all of the memory).
     lr (as a fraction of its range), momentum, retain, token: the memory's own gates. surprise_before, surprise_after: the inner
-    loss of the tokens of the last whole chunk, with the weights before and after they were written.
+    loss of the tokens of the last whole chunk, with the weights before and after they were written. relearning, effective_rank,
+    distance: see `mnemos.memory.measure_vitality`.
     """
     found: dict[str, dict[str, Any]] = {}
     watch = GateWatch(model)
@@ -82,22 +85,27 @@ def _memory_numbers(memory: NeuralMemory, x: Tensor, state: MemoryState | None) 
     )  # index of the first token of the call that begins a chunk
     if first is not None and x.shape[1] >= first + C:
         end = first + (x.shape[1] - first) // C * C
-        before, after = _surprise(memory, state, x[:, : end - C], x[:, end - C : end])
-        numbers |= {"surprise_before": before, "surprise_after": after}
+        past, chunk = x[:, : end - C], x[:, end - C : end]
+        state = memory.write(past, state) if past.shape[1] else state
+        found = relearning(memory, chunk, state)
+        numbers |= {"surprise_before": found.before.mean().item(), "surprise_after": found.after.mean().item()}
+        numbers |= measure_vitality(memory, x, memory.write(chunk, state))
     return numbers
 
 
-def _surprise(memory: NeuralMemory, state: MemoryState, past: Tensor, chunk: Tensor) -> tuple[float, float]:
-    """Inner loss of a chunk's tokens with the weights before and after it."""
-    state = memory.write(past, state) if past.shape[1] else state
-    _, k, v, _ = memory.project(chunk, state, None, None)
-    wide = state.dtype
-    value = memory.spec.loss_value(v.to(wide), memory.gates(chunk, state, None, None))
-    measured = []
-    for moment in (state, memory.write(chunk, state)):
-        prediction = read(k.to(wide), moment, memory.spec, memory.features)
-        measured.append(memory.spec.loss.loss(prediction, value.to(prediction)).mean().item())
-    return measured[0], measured[1]
+def carried_ranks(cache: MnemosCache) -> dict[str, Stats]:
+    """Effective rank of the memories that training carries from batch to batch, by layer: of the row that has read most.
+
+    carried_rank: see `lowest_rank`. carried_tokens: tokens that this row has read.
+    """
+    found = {}
+    for layer, states in enumerate(cache.layers):
+        for state in states.values():
+            if isinstance(state, MemoryState) and state.weights:
+                row = int(state.position.argmax())
+                rank, tokens = lowest_rank(state.select([row])), int(state.position[row])
+                found[str(layer)] = {"carried_rank": rank, "carried_tokens": tokens}
+    return found
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from filelock import BaseFileLock, FileLock, Timeout
@@ -143,19 +144,29 @@ def check_folder(config: TrainConfig, resume: bool) -> None:
     """Raise an error if a new run would overwrite files, or if a run to resume has a model with parts that are not registered."""
     if not resume:
         check_free(config)
-    elif config.name is not None:
-        check_registered(Path(config.folder) / config.name)
+    else:
+        check_registered(config)
 
 
-def check_registered(run: Path) -> None:
+def check_registered(config: TrainConfig) -> None:
     """Raise an error with the modules to import if the newest checkpoint of a run has a memory with parts that are not registered."""
-    from ..models.folder import read_object
     from ..models.required import check_required
 
-    steps = checkpoint_steps(run / "checkpoints")
-    model = read_object(run / "checkpoints" / f"step-{steps[-1]:06d}" / "state.json").get("model") if steps else None
-    if isinstance(model, dict) and isinstance(model.get("memory"), dict):
+    model = saved_model_config(config)
+    if model is not None and isinstance(model.get("memory"), dict):
         check_required(model.get("requires_modules", []), model["memory"])
+
+
+def saved_model_config(config: TrainConfig) -> dict[str, Any] | None:
+    """The model's config in the newest checkpoint of the run, as a dict; None if there is none."""
+    from ..models.folder import read_object
+
+    if config.name is None:
+        return None
+    folder = Path(config.folder) / config.name / "checkpoints"
+    steps = checkpoint_steps(folder)
+    model = read_object(folder / f"step-{steps[-1]:06d}" / "state.json").get("model") if steps else None
+    return model if isinstance(model, dict) else None
 
 
 def load_model(run: str | os.PathLike, checkpoint: str = "best", average: bool = False, allow_missing: bool = False):

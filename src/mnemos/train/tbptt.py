@@ -51,9 +51,9 @@ class CarriedState:
             self.cache = None
             return
         if size == saved_size:
-            self.cache = MnemosCache.load(names[rank], config, device)
+            self.cache = MnemosCache.load(names[rank], config, device).with_any_start()  # training has moved W0
             return
-        parts = [MnemosCache.load(name, config, device) for name in names]
+        parts = [MnemosCache.load(name, config, device).with_any_start() for name in names]
         each = parts[0].batch
         mine = range(rank, each * saved_size, size)
         self.cache = MnemosCache.stack(parts).select([(row % saved_size) * each + row // saved_size for row in mine])

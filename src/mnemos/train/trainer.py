@@ -16,17 +16,18 @@ from typing import Any
 from torch import Tensor
 
 from ..models import MnemosConfig, MnemosForCausalLM, presets
+from .advice import advice
 from .checkpoints import Checkpoints
 from .config import TrainConfig
 from .display import Display, NoDisplay
 from .distributed import Spread, World, open_world
 from .divergence import TrainingFailed
-from .hooks import MemoryDropout, compile_blocks, gates, set_chunk_size
+from .hooks import MemoryDropout, compile_blocks, set_chunk_size
 from .loop import Loop, Outcome, Verdict
 from .optimisers import Optimisers
 from .randomness import seed_everything
 from .run_state import RunProgress, RunState
-from .runs import check_folder, prepare_folder
+from .runs import check_folder, prepare_folder, saved_model_config
 from .schedules import chunk_size, lr_factor, polarisation
 from .step import Stepper, StepResult
 from .tbptt import CarriedState
@@ -131,7 +132,9 @@ class Trainer:
         if vocabulary < data.vocab_size:
             raise ValueError(f"vocab_size={vocabulary} is too small for the tokenizer's {data.vocab_size} tokens")
         eos = getattr(data.tokenizer, "eos_token_id", None)
-        return presets.config(model.preset, model.size, **{"eos_token_id": eos} | overrides)
+        saved = saved_model_config(self.config) if self.resume else None
+        kept = {} if saved is None else {"attention_conv_width": saved.get("attention_conv_width", 0)}  # new in presets
+        return presets.config(model.preset, model.size, **{"eos_token_id": eos} | kept | overrides)
 
     def _prepare_model(self) -> None:
         config = self.config
@@ -299,11 +302,8 @@ class Trainer:
             f"{config.model.preset} {config.model.size}: {self.size:,} parameters, {self.total:,} steps of "
             f"{config.tokens_per_step:,} tokens, {place} on {self.world.device.type}, into {self.path}"
         )
-        if config.loss.polarisation and not gates(self.model):
-            self.say(
-                f"loss.polarisation={config.loss.polarisation:g} has no effect: no layer of this model has a gate between "
-                "attention and memory with a value per token"
-            )
+        for sentence in advice(config, self.model):
+            self.say(sentence)
         if hasattr(report, "why_skipped"):
             left_out = report.why_skipped()
             text = f"{report.documents:,} documents, {report.tokens:,} tokens of text"

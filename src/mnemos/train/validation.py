@@ -13,7 +13,7 @@ from torch import Tensor
 from ..memory.validation import NotFiniteError
 from .config import TrainConfig
 from .distributed import Spread
-from .probes import contribution, look_inside, needle
+from .probes import carried_ranks, contribution, look_inside, needle
 from .step import Stepper
 
 CONTRIBUTION_BATCHES = 4
@@ -39,7 +39,7 @@ class Validator:
             self.model.train()
 
     def validate(self, average: dict[str, Tensor]) -> dict[str, Any] | None:
-        """Held-out loss, gates and surprise by layer, contribution of the memory; None without held-out text."""
+        """Held-out loss, gates, surprise and vitality by layer, contribution of the memory; None without held-out text."""
         try:
             return self._validate(average)
         except NotFiniteError:
@@ -55,6 +55,9 @@ class Validator:
             batches = [self.stepper.to_device(b) for b, _ in zip(self.data.validation, range(CONTRIBUTION_BATCHES))]
             layers = look_inside(self.model, self.spread.call, batches[0])
             memory = contribution(self.model, self.spread.call, batches, self.spread.world)
+            if self.stepper.carried.cache is not None:
+                for layer, numbers in carried_ranks(self.stepper.carried.cache).items():
+                    layers.setdefault(layer, {}).update(numbers)
         per_token = getattr(self.data.tokenizer, "bytes_per_token", None) or 1.0
         found: dict[str, Any] = {
             "val_loss": loss,

@@ -61,7 +61,7 @@ def _unsupported_norm(x, weight=None, eps=1e-6, gate=None) -> str | None:
 
 @kernel("rms_norm", "cpu", _unsupported_norm, compiles=True)
 def rms_norm(x, weight=None, eps=1e-6, gate=None):
-    return layer.gated_norm(x, weight, gate, eps)
+    return layer.gated_norm(x.contiguous(), weight, gate, eps)  # else the backward pass would copy x again
 
 
 @kernel("l2_normalize", "cpu", lambda x, eps=1e-6: _unsupported_few(x))

@@ -2,7 +2,8 @@
 //
 // The formulas are those of memory/packed.py and memory/anchors.py, with the same names; here the products of a lane stay in
 // that core's cache and no thread waits for another. Matrices are row-major. A map is kept narrow axis first, (n, w), with its
-// momentum and the tile's entries of the wide side below it: Z = [W; S; wide]; `thin` are the entries of the narrow side.
+// momentum, the initial weights it decays towards and the tile's entries of the wide side below it: Z = [W; S; W0; wide], S and W0
+// where there are any; `thin` are the entries of the narrow side.
 // L tokens and E entries of a tile, m = 2 matrices per map (W and S) or 1, N tiles, G lanes. D before a name: gradient.
 
 #include "lane.h"
@@ -13,12 +14,13 @@ template <typename T>
 struct Arrays {
   Gemm<T> gemm;
   View<const T> q, k, v, C, beta, f, end, keep;
+  View<const T> W0;     // lane after lane, map after map: (n, w); empty where weights decay towards 0
   View<const T> start;  // lane after lane, map after map: (m n, w)
   View<const T> given;  // the same with (n, w): the anchor, where the piece does not begin with a fresh one
   View<T> y, last, saved, states;
   // the backward's
   View<const T> Dy, Dlast;
-  View<T> Dq, Dk, Dv, DC, Dbeta, Df, Dend, Dkeep, Dstart, Dgiven;
+  View<T> Dq, Dk, Dv, DC, Dbeta, Df, Dend, Dkeep, DW0, Dstart, Dgiven;
 };
 
 template <typename T>
@@ -35,7 +37,7 @@ class Lane : public Keys<T> {
  public:
   using Base::per_tile;
 
-  Lane(const Sizes& s, const Arrays<T>& a) : Base(s, a.gemm), a(a), m(s.matrices) {
+  Lane(const Sizes& s, const Arrays<T>& a) : Base(s, a.gemm), a(a), m(s.matrices), stacked(m + s.keeps_start) {
     state_size = 0;
     for (int l = 0; l < n; l++) state_offset[l] = state_size, state_size += m * size(l);
     if (s.period > 1 || !s.fresh)
@@ -61,6 +63,7 @@ class Lane : public Keys<T> {
     room = own_room, taken = 0;
     auto [tile, scratch, unsaved] = forward_buffers();
     for (int l = 0; l < n; l++) copy(tile.Z[l], a.start + place(g, l, m), m * size(l));
+    copy_start(tile, g);
     if (!s.fresh)
       for (int l = 0; l < n; l++) copy(tile.anchor[l], a.given + place(g, l), size(l));
     for (int64_t i = 0; i < s.tiles; i++) {
@@ -78,7 +81,11 @@ class Lane : public Keys<T> {
   void backward(int64_t g, T* own_room) {
     room = own_room, taken = 0;
     auto [tiles, D, scratch, Du, Dz, DA] = backward_buffers();
-    for (int l = 0; l < n; l++) copy(D.Z[l], a.Dlast + place(g, l, m), m * size(l));
+    for (int l = 0; l < n; l++) {
+      copy(D.Z[l], a.Dlast + place(g, l, m), m * size(l));
+      if (s.keeps_start) zero(start_of(D, l), size(l));
+    }
+    for (Tile<T>& tile : tiles) copy_start(tile, g);
     const bool own_anchor = s.period > 1 || !s.fresh;
     for (int l = 0; l < n; l++) {
       if (!own_anchor) DA[l] = D.Z[l];  // the anchor is the tile's W
@@ -112,16 +119,17 @@ class Lane : public Keys<T> {
     }
     for (int l = 0; l < n; l++) {
       copy(a.Dstart + place(g, l, m), D.Z[l], m * size(l));
+      if (s.keeps_start) copy(a.DW0 + place(g, l), start_of(D, l), size(l));
       if (!s.fresh) copy(a.Dgiven + place(g, l), DA[l], size(l));
     }
   }
 
  private:
   const Arrays<T>& a;
-  const int64_t m;
+  const int64_t m, stacked;  // stacked: matrices of a map in Z
   int64_t state_offset[kMaxMaps], anchor_offset[kMaxMaps], read_z[kMaxMaps], scores[kMaxMaps], widest;
 
-  int64_t rows(int l) const { return m * map[l].n + E; }
+  int64_t rows(int l) const { return stacked * map[l].n + E; }
   int64_t score_width(int l) const { return map[l].widens ? E : rows(l); }
 
   Tile<T> new_tile() {
@@ -129,7 +137,7 @@ class Lane : public Keys<T> {
     for (int l = 0; l < n; l++) {
       t.Z[l] = take(rows(l) * map[l].w);
       t.thin[l] = take(E * map[l].n);
-      t.wide[l] = t.Z[l] ? t.Z[l] + m * size(l) : nullptr;
+      t.wide[l] = t.Z[l] ? t.Z[l] + stacked * size(l) : nullptr;
       t.A[l] = t.anchor[l] = s.period > 1 || !s.fresh ? take(size(l)) : t.Z[l];
     }
     this->take_joints(t);
@@ -165,6 +173,12 @@ class Lane : public Keys<T> {
     return b;
   }
 
+  T* start_of(const Tile<T>& t, int l) const { return t.Z[l] + m * size(l); }
+
+  void copy_start(Tile<T>& t, int64_t g) const {
+    for (int l = 0; s.keeps_start && l < n; l++) copy(start_of(t, l), a.W0 + place(g, l), size(l));
+  }
+
   void anchor_here(Tile<T>& t) const {
     for (int l = 0; l < n; l++)
       if (t.A[l] != t.Z[l]) copy(t.anchor[l], t.Z[l], size(l));
@@ -192,7 +206,7 @@ class Lane : public Keys<T> {
     return {a.beta + at * (L + 1) + skip, a.f + at * (L + 1) + skip, a.C + (at * (L + 1) + skip) * E};
   }
 
-  // [beta x, f x, C * P], P in steps of `stride`
+  // [beta x, f x, (1 - beta) x, C * P], P in steps of `stride`
   void left(T* out, const T* x, const T* P, int64_t stride, const Rows& rows, int64_t dim) const {
     for (int64_t r = 0; r < L; r++) {
       const T beta = rows.beta[r], *row = x + r * dim;
@@ -201,6 +215,10 @@ class Lane : public Keys<T> {
       if (m == 2) {
         const T f = rows.f[r];
         for (int64_t i = 0; i < dim; i++) out[i] = f * row[i];
+        out += dim;
+      }
+      if (s.keeps_start) {
+        for (int64_t i = 0; i < dim; i++) out[i] = (T(1) - beta) * row[i];
         out += dim;
       }
       const T *C = rows.C + r * E, *score = P + r * stride;
@@ -229,15 +247,18 @@ class Lane : public Keys<T> {
     }
   }
 
-  // out = beta Y_W + f Y_S, part = C * Y_E
+  // out = beta Y_W + f Y_S + (1 - beta) Y_W0, part = C * Y_E
   void mix(T* out, const T* Y, const Rows& row, int64_t dim, int64_t width, T* part) const {
     for (int64_t r = 0; r < L; r++) {
-      const T *of_W = Y + r * width, *of_S = of_W + dim, *of_E = Y + r * width + m * dim, *C = row.C + r * E;
+      const T *of_W = Y + r * width, *of_S = of_W + dim, *of_start = of_W + m * dim, *of_E = of_W + stacked * dim;
+      const T* C = row.C + r * E;
       const T beta = row.beta[r], f = m == 2 ? row.f[r] : T(0);
       if (m == 2)
         for (int64_t i = 0; i < dim; i++) out[r * dim + i] = beta * of_W[i] + f * of_S[i];
       else
         for (int64_t i = 0; i < dim; i++) out[r * dim + i] = beta * of_W[i];
+      if (s.keeps_start)
+        for (int64_t i = 0; i < dim; i++) out[r * dim + i] += (T(1) - beta) * of_start[i];
       for (int64_t i = 0; i < E; i++) part[r * E + i] = C[i] * of_E[i];
     }
   }
@@ -259,7 +280,8 @@ class Lane : public Keys<T> {
         mm(D.Z[l], part, true, Dout, false, width, map[l].w, L, T(1));
         mm(Dpart, Dout, false, t.Z[l], true, L, width, map[l].w);
         for (int64_t r = 0; r < L; r++) {
-          const T *first = Dpart + r * width, *second = first + dim, *Dscore = first + m * dim;
+          const T *first = Dpart + r * width, *second = first + dim, *third = first + m * dim;
+          const T* Dscore = first + stacked * dim;
           const T *C = row.C + r * E, *P = score + r * E, *from = x + r * dim;
           Dbeta[r] += dot(first, from, dim);
           if (m == 2) Df[r] += dot(second, from, dim);
@@ -268,6 +290,10 @@ class Lane : public Keys<T> {
             for (int64_t i = 0; i < dim; i++) into[r * dim + i] = beta * first[i] + f * second[i];
           else
             for (int64_t i = 0; i < dim; i++) into[r * dim + i] = beta * first[i];
+          if (s.keeps_start) {
+            Dbeta[r] -= dot(third, from, dim);
+            for (int64_t i = 0; i < dim; i++) into[r * dim + i] += (T(1) - beta) * third[i];
+          }
           for (int64_t i = 0; i < E; i++) {
             DC[r * E + i] += Dscore[i] * P[i];
             square[r * E + i] = C[i] * Dscore[i];
@@ -279,9 +305,10 @@ class Lane : public Keys<T> {
         mm(square, Dout, false, t.thin[l], true, L, E, dim);
         left(Dpart, Dout, square, E, row, dim);
         for (int64_t r = 0; r < L; r++) {
-          const T *of_W = score + r * width, *of_S = of_W + dim, *of_E = of_W + m * dim, *from = Dout + r * dim;
+          const T *of_W = score + r * width, *of_S = of_W + dim, *of_E = of_W + stacked * dim, *from = Dout + r * dim;
           const T* C = row.C + r * E;
           Dbeta[r] += dot(of_W, from, dim);
+          if (s.keeps_start) Dbeta[r] -= dot(of_W + m * dim, from, dim);
           if (m == 2) Df[r] += dot(of_S, from, dim);
           for (int64_t i = 0; i < E; i++) {
             DC[r * E + i] += square[r * E + i] * of_E[i];
@@ -318,6 +345,10 @@ class Lane : public Keys<T> {
         }
       else
         for (int64_t i = 0; i < size(l); i++) W[i] *= keep[0];
+      if (s.keeps_start) {
+        const T* W0 = start_of(to, l);
+        for (int64_t i = 0; i < size(l); i++) W[i] += (T(1) - keep[0]) * W0[i];
+      }
       mm(W, weighed, true, t.wide[l], false, m * map[l].n, map[l].w, E, T(1));
     }
   }
@@ -333,6 +364,12 @@ class Lane : public Keys<T> {
       mm(Dweighed, t.wide[l], false, D.Z[l], true, E, both, map[l].w);
       T *DW = D.Z[l], *DS = DW + size(l), *W = t.Z[l], *S = W + size(l);
       Dkeep[0] += dot(DW, W, size(l));
+      if (s.keeps_start) {
+        const T* W0 = start_of(t, l);
+        T* DW0 = start_of(D, l);
+        Dkeep[0] -= dot(DW, W0, size(l));
+        for (int64_t i = 0; i < size(l); i++) DW0[i] += (T(1) - keep[0]) * DW[i];
+      }
       if (m == 2) {
         Dkeep[1] += dot(DS, S, size(l));
         a.Df[at * (L + 1) + L] += dot(DW, S, size(l));
@@ -371,6 +408,8 @@ bool fits(const Sizes& s, const Arrays<T>& a, const Lane<T>& lane, bool backward
   }
   const int64_t numbers = lane.state_numbers();
   border.exact(a.last, {G, m, numbers});
+  if (s.keeps_start) border.exact(a.W0, {G, numbers});
+  if (s.keeps_start && backward) border.exact(a.DW0, {G, numbers});
   if (!s.fresh && !backward) border.array(a.given, {G, numbers});
   if (!backward) border.exact(a.start, {G, m, numbers});
   if (backward) border.exact(a.Dlast, {G, m, numbers}).exact(a.Dstart, {G, m, numbers});

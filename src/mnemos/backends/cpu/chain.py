@@ -35,6 +35,7 @@ class Plan(NamedTuple):
     outputs: list[int]
     geglu: list[bool]
     matrices: int
+    keeps_start: bool
     l2: bool
     before: bool
     period: int
@@ -42,10 +43,20 @@ class Plan(NamedTuple):
     saving: bool
 
 
-PLAN = "int[] inputs, int[] outputs, bool[] geglu, int matrices, bool l2, bool before, int period, int save_every, bool saving"
+PLAN = (
+    "int[] inputs, int[] outputs, bool[] geglu, int matrices, bool keeps_start, bool l2, bool before, int period, "
+    "int save_every, bool saving"
+)
 
 
-def plan_of(spec: MemorySpec, chunks: ChunkRun, matrices: int, save_every: int, tensors: list[Tensor | None]) -> Plan:
+def plan_of(
+    spec: MemorySpec,
+    chunks: ChunkRun,
+    matrices: int,
+    save_every: int,
+    tensors: list[Tensor | None],
+    keeps_start: bool = False,
+) -> Plan:
     chain = spec.network.chain
     assert chain is not None and chunks.subchunks == 1
     return Plan(
@@ -53,6 +64,7 @@ def plan_of(spec: MemorySpec, chunks: ChunkRun, matrices: int, save_every: int, 
         outputs=[sum(spec.shapes[i][1] for i in group) for group in chain.groups],
         geglu=[name == "geglu" for name in chain.activations],
         matrices=matrices,
+        keeps_start=keeps_start,
         l2=LOSSES[type(spec.loss)],
         before=spec.read == "before",
         period=chunks.period,
@@ -61,7 +73,7 @@ def plan_of(spec: MemorySpec, chunks: ChunkRun, matrices: int, save_every: int, 
     )
 
 
-def _save_every(chunks: ChunkRun) -> int:
+def tiles_per_state(chunks: ChunkRun) -> int:
     """Tiles between two saved states. About 256 tokens were the fastest; the backward holds the tiles in between at once, so
     there are never more of them than saved states."""
     return max(1, min(256 // chunks.length, 32, math.isqrt(chunks.tiles)))
@@ -102,8 +114,9 @@ def run(
     W: Maps,
     S: Maps,
     A: Maps,
+    W0: Maps,
 ) -> tuple[Tensor | None, Maps, Maps]:
-    """Run the tiles of one run of chunks. q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V)."""
+    """Run the tiles of one run of chunks. q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V). W0: [] for decay towards 0."""
     chain = spec.network.chain
     assert chain is not None
     C, beta, f, n_end, m_end = coefficients
@@ -112,8 +125,9 @@ def run(
     keep = torch.stack([beta[..., -1], m_end], -1) if S else beta[..., -1:]  # N G m
     kinds = (W, S) if S else (W,)
     given = None if chunks.fresh else pack(chain, A)
-    tensors = [q, k, v, C, beta, f, end, keep, pack(chain, *kinds), given]
-    plan = plan_of(spec, chunks, len(kinds), _save_every(chunks), tensors)
+    initial = pack(chain, W0) if W0 else k.new_empty(0)
+    tensors = [q, k, v, C, beta, f, end, keep, initial, pack(chain, *kinds), given]
+    plan = plan_of(spec, chunks, len(kinds), tiles_per_state(chunks), tensors, keeps_start=bool(W0))
     y, last, _, _ = _scan(*tensors, *plan)
     W, S = (*unpack(last, chain, plan, len(kinds)), [])[:2]
     return (None if q is None else y), W, S
@@ -130,6 +144,7 @@ class Sizes(ctypes.Structure):
                 "tokens",
                 "entries",
                 "matrices",
+                "keeps_start",
                 "l2",
                 "before",
                 "fresh",
@@ -176,6 +191,7 @@ class ScanKernel:
             int(beta.shape[2]) - 1,
             int(k.shape[2]),
             plan.matrices,
+            plan.keeps_start,
             plan.l2,
             plan.before,
             arrays["given"] is None,
@@ -266,4 +282,4 @@ def call(name: str, kind: type[ctypes.Structure], what: tuple, backward: bool, *
     check(function(*pointers, ctypes.c_int(backward)), name)
 
 
-_scan = ScanKernel("chain", ("q", "k", "v", "C", "beta", "f", "end", "keep")).scan
+_scan = ScanKernel("chain", ("q", "k", "v", "C", "beta", "f", "end", "keep", "W0")).scan

@@ -34,7 +34,7 @@ from .structs import LOSSES
 
 SMALL_NUMEL = 1 << 15  # inputs up to which one call of a kernel is faster than a chain of torch operations
 MEMORY_PARTS = "qkv", "conv", "norm", "start_norm", "output_gate", "out"  # parts with a weight that the kernel reads
-ATTENTION_PARTS = "qkv", "q_norm", "k_norm", "out"
+ATTENTION_PARTS = "qkv", "q_norm", "k_norm", "out", "conv"
 Shape = tuple[int, ...]
 Begin = Callable[[], tuple[Any, Callable[[], Any]]]  # the kernel's call, and the state once it is done
 _shapes: weakref.WeakKeyDictionary[nn.Module, tuple[Shape | None, ...]] = weakref.WeakKeyDictionary()
@@ -190,9 +190,12 @@ def _begin_attention(attention: Attention, x: Tensor, cache: AttentionCache) -> 
     if shapes is None:
         D, rows = attention.head_dim, attention.heads * attention.head_dim
         norm = None if attention.q_norm is None else (D,)
-        mixed = rows + 2 * attention.kv_heads * D
-        shapes = _shapes[attention] = (mixed, attention.dim), norm, norm, (attention.dim, rows)
-    if not readable(parameters, shapes, x.dtype) or unsupported_call(x, cache.key, cache.value) is not None:
+        mixed, conv = rows + 2 * attention.kv_heads * D, attention.conv
+        kernel = None if conv is None else (conv.width, mixed)
+        shapes = _shapes[attention] = (mixed, attention.dim), norm, norm, (attention.dim, rows), kernel
+    if not readable(parameters, shapes, x.dtype):
+        return None
+    if unsupported_call(x, cache.key, cache.value, cache.conv) is not None:
         return None
     if not cache.position.is_contiguous():
         return None
@@ -201,9 +204,9 @@ def _begin_attention(attention: Attention, x: Tensor, cache: AttentionCache) -> 
         key, value = cache.key.contiguous(), cache.value.contiguous()
         if not cache.inplace:
             key, value = key.clone(), value.clone()
-        old = cache.position, key, value
-        call = token.attend(parameters, old, attention.heads, W, P, attention.rope_theta, attention.eps)
-        return call, lambda: AttentionCache(cache.position + 1, key, value, W, P, cache.inplace, cache.spare)
+        old, tail = (cache.position, key, value), None if cache.conv is None else cache.conv.contiguous()
+        call, tail = token.attend(parameters, old, tail, attention.heads, W, P, attention.rope_theta, attention.eps)
+        return call, lambda: AttentionCache(cache.position + 1, key, value, W, P, cache.inplace, cache.spare, tail)
 
     return begin
 

@@ -11,7 +11,7 @@ from ...memory.spec import MemorySpec
 from ...nn.derivatives import transformed
 from ..torch.coefficients import UNDERFLOW
 from ..torch.engine import Engine
-from . import chain, muon
+from . import chain, muon, windowed
 from .build import unavailable_reason
 from .decay import decay_products
 from .operators import PLAIN, constant
@@ -26,10 +26,13 @@ class CpuEngine(Engine):
     def decay_products(self, x: Tensor) -> Tensor:
         return decay_products(x, UNDERFLOW[x.dtype])
 
-    def run(self, spec: MemorySpec, chunks, q, k, v, coefficients, rate, retain, W, S, A):
+    def run(self, spec: MemorySpec, chunks, q, k, v, coefficients, rate, retain, W, S, A, W0):
+        if spec.windowed:
+            return windowed.run(spec, chunks, q, k, v, coefficients, W, A, W0)
         if isinstance(spec.update_rule, Muon):
+            assert not W0
             return muon.run(spec, chunks, q, k, v, coefficients, rate, W, S, A)
-        return chain.run(spec, chunks, q, k, v, coefficients, W, S, A)
+        return chain.run(spec, chunks, q, k, v, coefficients, W, S, A, W0)
 
 
 @constant
@@ -52,10 +55,15 @@ def unsupported_spec(spec: MemorySpec) -> str | None:
         return "anchor='token' and features='exp' have no kernel"
     if type(spec.update_rule) not in RULES or type(spec.loss) not in LOSSES:
         return "the kernels have rules 'gd' and 'muon', objectives 'l2' and 'dot'"
-    if isinstance(spec.update_rule, Muon) and (spec.nesterov or len(NS_COEFFICIENTS[spec.ns_coefficients]) > 1):
-        return "the kernel orthogonalises S itself, with one polynomial for all iterations"
+    if isinstance(spec.update_rule, Muon) and not spec.windowed:
+        if spec.nesterov or spec.has_nuclear_step or len(NS_COEFFICIENTS[spec.ns_coefficients]) > 1:
+            return "the kernel of commit intervals orthogonalises S itself, with one polynomial for all iterations"
+        if spec.retains.keeps_start:
+            return "the kernel of commit intervals decays towards 0, not towards W0"
     if spec.chain is None or len(spec.chain.groups) > MAPS:
         return f"the network must be a chain of at most {MAPS} fast maps"
+    if spec.windowed and any(len(group) > 1 for group in spec.chain.groups):
+        return "the kernel of commits after every token has no gated networks"
     return None
 
 
@@ -67,5 +75,4 @@ def unsupported_scan(k: Tensor, spec: MemorySpec, backend: str = "auto") -> str 
         return "autocast: the kernels compute in float32 and float64"
     if backend == "auto" and _threads() > 2 * k.shape[0] * k.shape[2]:
         return "fewer than one row and head for two threads: torch uses them better"
-    name = RULES[type(spec.update_rule)]
-    return unavailable_reason(name, "decay")
+    return unavailable_reason("windowed" if spec.windowed else RULES[type(spec.update_rule)], "decay")

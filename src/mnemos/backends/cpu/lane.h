@@ -28,7 +28,8 @@ namespace {
 constexpr int kMaxMaps = 16;
 
 struct Sizes {  // all int64, as Python fills it in
-  int64_t maps, tiles, lanes, tokens, entries, matrices, l2, before, fresh, period, save_every, reads, saving, threads, poison;
+  int64_t maps, tiles, lanes, tokens, entries, matrices, keeps_start, l2, before;
+  int64_t fresh, period, save_every, reads, saving, threads, poison;
   int64_t in[kMaxMaps], out[kMaxMaps], joint[kMaxMaps];  // joint 0: gelu, 1: geglu
 };
 
@@ -36,7 +37,8 @@ struct Sizes {  // all int64, as Python fills it in
 bool fits(const Sizes& s) {
   Border border;
   border.sizes({s.maps, s.tiles, s.lanes, s.tokens, s.entries, s.matrices, s.period, s.save_every, s.threads}, 1);
-  if (!border.that(s.maps <= kMaxMaps && s.matrices <= 2 && s.save_every <= std::max<int64_t>(s.tiles, 64))) return false;
+  border.that(s.maps <= kMaxMaps && s.matrices <= 2 && (s.keeps_start == 0 || s.keeps_start == 1));
+  if (!border.that(s.save_every <= std::max<int64_t>(s.tiles, 64))) return false;
   for (int l = 0; l < s.maps; l++) {
     border.sizes({s.in[l], s.out[l]}, 1);
     if (l) border.that(s.joint[l - 1] == 0 || s.joint[l - 1] == 1).that(s.out[l - 1] == s.in[l] << s.joint[l - 1]);

@@ -338,7 +338,7 @@ class Lane : public Keys<T> {
 bool fits(const Sizes& s, const Rule& rule) {
   if (!fits(s)) return false;
   Border border;
-  border.sizes({rule.steps, rule.stage}, 1);
+  border.sizes({rule.steps, rule.stage}, 1).that(s.keeps_start == 0);
   for (int l = 0; l < s.maps; l++) border.that(rule.parts[l] >= 1 && s.out[l] % rule.parts[l] == 0);
   return bool(border);
 }

@@ -36,18 +36,19 @@ def step(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, 
 
 
 def matrices(state: MemoryState, dtype: torch.dtype, inplace: bool) -> tuple[tuple, tuple]:
-    """Weights, momentum and anchor for a kernel to read, and weights and momentum for it to write: the same where `inplace`,
-    which are the state's own or, the first time, copies of them."""
+    """Weights, momentum, anchor and initial weights for a kernel to read, and weights and momentum for it to write: the same where
+    `inplace`, which are the state's own or, the first time, copies of them."""
 
     def ready(x: Tensor) -> Tensor:
         return x if x.dtype == dtype and x.is_contiguous() else x.to(dtype).contiguous()
 
     W, S, A = ([ready(x) for x in xs] for xs in (state.weights, state.momentum, state.anchor))
+    W0 = token.shared_rows(state.start, state.batch, dtype)
     if not inplace:
         state.own = False
-        return (W, S, A), ([torch.empty_like(w) for w in W], [torch.empty_like(s) for s in S])
+        return (W, S, A, W0), ([torch.empty_like(w) for w in W], [torch.empty_like(s) for s in S])
     if state.own and state.dtype == dtype:
         A = [a.clone() if a is w else a for a, w in zip(A, W)]
     else:
         W, S, A = ([x.clone() for x in xs] for xs in (W, S, A))
-    return (W, S, A), (W, S)
+    return (W, S, A, W0), (W, S)

@@ -10,7 +10,8 @@ from ...memory.losses import L2, Dot, InnerLoss
 MAPS = 16  # of a chain, at most
 LOSSES: dict[type[InnerLoss], bool] = {L2: True, Dot: False}  # inner losses that the kernels know
 Many = ctypes.c_int64 * (2 * MAPS)
-Matrices = ctypes.c_int64 * (2 * 6 * 2 * MAPS)  # views
+KINDS = 7  # of matrices in `Arrays`
+Matrices = ctypes.c_int64 * (2 * KINDS * 2 * MAPS)  # views
 
 
 def views(*names: str) -> list[tuple[str, Any]]:
@@ -26,7 +27,7 @@ class Sizes(ctypes.Structure):
     _fields_ = [
         *(
             (name, ctypes.c_int64)
-            for name in ("groups", "lanes", "heads", "entries", "l2", "before", "threads", "poison")
+            for name in ("groups", "lanes", "heads", "entries", "l2", "before", "starts", "threads", "poison")
         ),
         *((name, Many) for name in ("in", "out", "maps")),
     ]
@@ -42,7 +43,7 @@ class Mix(ctypes.Structure):
 class Arrays(ctypes.Structure):
     _fields_ = [
         *views("query", "keys", "values", "weight", "momentum", "retain"),
-        ("matrices", Matrices),  # W, S, A, newW, newS, start, 2 * MAPS each
+        ("matrices", Matrices),  # W, S, A, newW, newS, branch, W0, 2 * MAPS each
         *views("y", "said"),
     ]
 
@@ -68,6 +69,7 @@ class RingSizes(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("B", "dim", "H", "G", "D", "window", "persistent", "threads", "poison")),
         *((name, ctypes.c_double) for name in ("theta", "eps")),
+        ("width", ctypes.c_int64),
     ]
 
 
@@ -75,6 +77,7 @@ class Ring(ctypes.Structure):
     _fields_ = [
         *addresses("gemm"),
         *views("x", "qkv", "q_norm", "k_norm", "out", "position", "key", "value", "y"),
+        *views("conv", "tail", "new_tail"),
     ]
 
 

@@ -19,7 +19,9 @@ constexpr int kMaxMaps = 32;
 constexpr int64_t kSerial = 1 << 20;  // numbers of a matrix below which a second thread costs more than it saves
 
 struct Sizes {  // all int64, as Python fills it in
-  int64_t groups, lanes, heads, entries, l2, before, threads, poison;
+  int64_t groups, lanes, heads, entries, l2, before;
+  int64_t starts;  // rows of W0: 1 where all rows share it, 0 where weights decay towards 0
+  int64_t threads, poison;
   int64_t in[kMaxMaps], out[kMaxMaps], maps[kMaxMaps];  // of each group; two maps are joined by geglu
 };
 
@@ -29,7 +31,8 @@ struct Arrays {
   View<const T> weight, momentum, retain;  // G c, G, G; no momentum: 0, no retain: 1
   View<const T> W[kMaxMaps], S[kMaxMaps], A[kMaxMaps];
   View<T> newW[kMaxMaps], newS[kMaxMaps];  // may be W and S themselves; newS: none where the memory has no momentum
-  View<const T> start[kMaxMaps];           // (heads, in, out): maps that nothing writes, read with the same queries where there is `said`
+  View<const T> branch[kMaxMaps];          // (heads, in, out): maps that nothing writes, read with the same queries where there is `said`
+  View<const T> W0[kMaxMaps];              // (starts, heads, in, out): the initial weights, which W decays towards
   View<T> y, said;                         // G V
 };
 
@@ -112,27 +115,28 @@ class Token {
     std::copy_n(z, V, a.y + lane * V);
   }
 
-  // said = the network at the start's maps, for all rows of a head at once: the maps are the same for all of them
-  void read_start(int64_t head, T* ws) const {
+  // said = the network at the branch's maps, for all rows of a head at once: the maps are the same for all of them
+  void read_branch(int64_t head, T* ws) const {
     const int64_t rows = s.lanes / s.heads, F = s.in[0], V = s.out[s.groups - 1];
     T *x = ws, *z = x + rows * widest;
     for (int64_t b = 0; b < rows; b++) std::copy_n(a.query + (b * s.heads + head) * F, F, x + b * F);
     for (int g = 0, i = 0; g < s.groups; i += s.maps[g++]) {
       const int64_t n = s.out[g], wide = s.maps[g] * n;
       std::fill_n(z, rows * wide, T(0));
-      for (int k = 0; k < s.maps[g]; k++) add_product(x, a.start[i + k] + head * s.in[g] * n, z + k * n, rows, s.in[g], n, wide);
+      for (int k = 0; k < s.maps[g]; k++) add_product(x, a.branch[i + k] + head * s.in[g] * n, z + k * n, rows, s.in[g], n, wide);
       if (g + 1 < s.groups) joint[g].value(z, x, rows);
     }
     for (int64_t b = 0; b < rows; b++) std::copy_n(z + b * V, V, a.said + (b * s.heads + head) * V);
   }
 
  private:
-  // S <- momentum S - Σ_e weight_e u_eᵀ d_e, W <- retain W + S, and z += x W, row by row: memory likes few streams
+  // S <- momentum S - Σ_e weight_e u_eᵀ d_e, W <- retain W + (1 - retain) W0 + S, and z += x W, row by row: memory likes few streams
   void write_and_read(int i, int64_t lane, int64_t m, int64_t n, const T* u, const T* d, int64_t ld, const T* x, T* z,
                       T* spare) const {
     const T keep = a.retain ? a.retain[lane] : T(1), carry = a.momentum ? a.momentum[lane] : T(0);
     const T* weight = a.weight + lane * c;
     const bool before = s.before;
+    const T* towards = s.starts && a.retain ? a.W0[i] + (s.starts == 1 ? lane % s.heads : lane) * m * n : nullptr;
     for (int64_t r = 0; r < m; r++) {
       const int64_t at = (lane * m + r) * n;
       const T *W = a.W[i] + at, *S = a.S[i] + at;
@@ -145,6 +149,16 @@ class Token {
         for (int64_t j = 0; j < n; j++) newS[j] = factor * S[j] - push * d[e * ld + j];
       }
       const T *last = d + (c - 1) * ld, push = weight[c - 1] * u[(c - 1) * m + r], read = x[r];
+      if (towards) {
+        const T *W0 = towards + r * n, forget = T(1) - keep;
+#pragma omp simd
+        for (int64_t j = 0; j < n; j++) {
+          const T old = W[j], moved = factor * S[j] - push * last[j], next = keep * old + forget * W0[j] + moved;
+          newS[j] = moved, newW[j] = next;
+          z[j] += read * (before ? old : next);
+        }
+        continue;
+      }
 #pragma omp simd
       for (int64_t j = 0; j < n; j++) {
         const T old = W[j], moved = factor * S[j] - push * last[j], next = keep * old + moved;
@@ -180,7 +194,7 @@ bool step(const Sizes& s, const Arrays<T>& a) {
       if (ws) token.run(lane, ws.get());
 #pragma omp for schedule(dynamic)
     for (int64_t head = 0; head < (a.said ? s.heads : 0); head++)
-      if (ws) token.read_start(head, ws.get());
+      if (ws) token.read_branch(head, ws.get());
   }
   return enough;
 }
@@ -420,12 +434,29 @@ struct Ring {
   View<const T> x, qkv, q_norm, k_norm, out;  // x: B dim
   View<const int64_t> position;               // B
   View<T> key, value, y;                      // B P+W G D, twice; B dim
+  View<const T> conv, tail;                   // width C, B width-1 C, with C = (H + 2 G) D
+  View<T> new_tail;                           // B width-1 C, none of it the tail's
 };
 
 struct RingSizes {
   int64_t B, dim, H, G, D, window, persistent, threads, poison;
   double theta, eps;
+  int64_t width;  // of the convolution; 0: none
 };
+
+// x (C) becomes its causal convolution with the tail (past, C), by weight (past+1, C); new_tail: the last `past` inputs
+template <typename T>
+void convolve(T* x, const T* tail, const T* weight, T* new_tail, int64_t past, int64_t C) {
+  if (past > 0) {
+    std::copy_n(tail + C, (past - 1) * C, new_tail);
+    std::copy_n(x, C, new_tail + (past - 1) * C);
+  }
+  const T* last = weight + past * C;
+  for (int64_t i = 0; i < C; i++) x[i] *= last[i];
+  for (int64_t j = 0; j < past; j++, weight += C, tail += C)
+#pragma omp simd
+    for (int64_t i = 0; i < C; i++) x[i] += weight[i] * tail[i];
+}
 
 template <typename T>
 void turn(T* x, int64_t heads, int64_t D, const T* cosine, const T* sine) {
@@ -479,6 +510,9 @@ int attend(const RingSizes& s, const Ring<T>& p) {
   if (s.poison) std::fill_n(ws.get(), s.B * (C + read), std::numeric_limits<T>::quiet_NaN());
   T *qkv = ws.get(), *y = qkv + s.B * C;
   linear(p.gemm, p.x.at, p.qkv.at, qkv, s.B, s.dim, C, s.threads);
+  const int64_t past = s.width - 1;
+  for (int64_t b = 0; b < (s.width ? s.B : 0); b++)
+    convolve<T>(qkv + b * C, p.tail + b * past * C, p.conv, p.new_tail + b * past * C, past, C);
   bool enough = true;
 #pragma omp parallel num_threads(s.threads) if (s.threads > 1 && s.B > 1)
   {
@@ -581,7 +615,7 @@ bool fits(const Sizes& s) {
   Border border;
   border.sizes({s.groups, s.lanes, s.heads, s.entries, s.threads}, 1).that(s.groups <= kMaxMaps);
   if (!border) return false;
-  border.that(s.lanes % s.heads == 0);
+  border.that(s.lanes % s.heads == 0 && (s.starts == 0 || s.starts == 1 || s.starts == s.lanes / s.heads));
   int64_t maps = 0;
   for (int g = 0; g < s.groups; g++) {
     border.sizes({s.in[g], s.out[g]}, 1).that(s.maps[g] == 1 || s.maps[g] == 2).that(g == 0 || s.in[g] == s.out[g - 1]);
@@ -590,9 +624,9 @@ bool fits(const Sizes& s) {
   return bool(border.that(s.maps[s.groups - 1] == 1 && maps <= kMaxMaps));
 }
 
-// Whether the matrices of a chain hold what its sizes say. momentum: whether S is read; start: whether the start's maps are
+// Whether the matrices of a chain hold what its sizes say. momentum: whether S is read; branch: whether the branch's maps are
 template <typename T>
-bool fits(const Sizes& s, const Arrays<T>& a, bool momentum, bool start) {
+bool fits(const Sizes& s, const Arrays<T>& a, bool momentum, bool branch) {
   if (!fits(s)) return false;
   Border border;
   for (int g = 0, i = 0; g < s.groups; g++)
@@ -600,7 +634,8 @@ bool fits(const Sizes& s, const Arrays<T>& a, bool momentum, bool start) {
       const auto each = {s.lanes, s.in[g], s.out[g]};
       border.exact(a.W[i], each).exact(a.A[i], each).exact(a.newW[i], each);
       if (momentum || a.S[i].at || a.newS[i].at) border.exact(a.S[i], each).exact(a.newS[i], each);
-      if (start) border.array(a.start[i], {s.heads, s.in[g], s.out[g]});
+      if (branch) border.array(a.branch[i], {s.heads, s.in[g], s.out[g]});
+      if (s.starts) border.exact(a.W0[i], {s.starts, s.heads, s.in[g], s.out[g]});
     }
   return bool(border);
 }
@@ -636,12 +671,13 @@ bool fits(const LayerSizes& l, const Mix& m, const Sizes& s, const Layer<T>& p, 
 
 template <typename T>
 bool fits(const RingSizes& s, const Ring<T>& p, bool in_block) {
-  if (!Border().sizes({s.B, s.dim, s.H, s.G, s.D, s.window, s.threads}, 1).sizes({s.persistent})) return false;
-  const int64_t slots = s.persistent + s.window, C = (s.H + 2 * s.G) * s.D;
+  if (!Border().sizes({s.B, s.dim, s.H, s.G, s.D, s.window, s.threads}, 1).sizes({s.persistent, s.width})) return false;
+  const int64_t slots = s.persistent + s.window, C = (s.H + 2 * s.G) * s.D, past = s.width > 0 ? s.width - 1 : 0;
   Border border;
   border.sizes({slots, C}).that(s.H % s.G == 0 && s.D % 2 == 0).that((p.q_norm.at == nullptr) == (p.k_norm.at == nullptr));
   border.array(p.qkv, {C, s.dim}).optional(p.q_norm, {s.D}).optional(p.k_norm, {s.D}).array(p.out, {s.dim, s.H, s.D});
   border.exact(p.key, {s.B, slots, s.G, s.D}).exact(p.value, {s.B, slots, s.G, s.D}).exact(p.position, {s.B});
+  border.array(p.conv, {s.width, C}).exact(p.tail, {s.B, past, C}).exact(p.new_tail, {s.B, past, C});
   if (!in_block) border.exact(p.x, {s.B, s.dim}).exact(p.y, {s.B, s.dim});
   if (!border) return false;
   for (int64_t b = 0; b < s.B; b++) border.that(0 <= p.position[b] && p.position[b] < INT64_MAX);

@@ -93,7 +93,7 @@ def _fill(pointers: Any, x: Tensor, y: Tensor) -> None:
 
 
 @functools.lru_cache(maxsize=256)
-def _sizes(spec: MemorySpec, rows: int, heads: int, threads: int, poison: bool) -> Sizes:
+def _sizes(spec: MemorySpec, rows: int, heads: int, starts: int, threads: int, poison: bool) -> Sizes:
     groups = _chain(spec).groups
     shapes = [spec.shapes[group[0]] for group in groups]
     return Sizes(
@@ -103,6 +103,7 @@ def _sizes(spec: MemorySpec, rows: int, heads: int, threads: int, poison: bool) 
         spec.window,
         LOSSES[type(spec.loss)],
         spec.read == "before",
+        starts,
         threads,
         poison,
         Many(*(a for a, _ in shapes)),
@@ -138,15 +139,35 @@ def _threads(matrices: Sequence[Tensor]) -> int:
     return torch.get_num_threads() if sum(w.numel() for w in matrices) >= SERIAL else 1
 
 
-def _arrays(spec: MemorySpec, old: Matrices, new: Matrices, vectors: Sequence[int] = (0,) * 14) -> Arrays:
-    """vectors: views of query, keys, values, weight, momentum, retain and y."""
+def shared_rows(W0: Sequence[Tensor], rows: int, dtype: torch.dtype) -> list[Tensor]:
+    """Initial weights (B, H, d_in, d_out) for a kernel to read: contiguous, and (H, d_in, d_out) where B > 1 rows share one tensor."""
+    if rows > 1 and all(w.stride(0) == 0 and len(w) == rows for w in W0):
+        W0 = [w[0] for w in W0]
+    return [w if w.dtype == dtype and w.is_contiguous() else w.to(dtype).contiguous() for w in W0]
+
+
+def _arrays(
+    spec: MemorySpec,
+    old: Matrices,
+    new: Matrices,
+    branch: Sequence[Tensor] = (),
+    vectors: Sequence[int] = (0,) * 14,
+) -> Arrays:
+    """old, new: as in `chain_step`. branch: maps of the static branch. vectors: views of query, keys, values, weight, momentum, retain and y."""
     order = [i for group in _chain(spec).groups for i in group]
     matrices = MatrixViews()
-    for kind, xs in enumerate((*old, *new)):
+    for kind, xs in enumerate((*old[:3], *new, branch, old[3])):
         if xs:
             at = kind * 4 * MAPS
             matrices[at : at + 2 * len(order)] = _at(*[xs[i] for i in order])
     return Arrays(*vectors[:12], matrices, *vectors[12:])
+
+
+def _starts(old: Matrices, rows: int) -> int:
+    """Rows of the initial weights: 0 for none, 1 where all rows share them."""
+    if not old[3]:
+        return 0
+    return 1 if old[3][0].dim() == 3 else rows
 
 
 def chain_step(
@@ -160,13 +181,15 @@ def chain_step(
 ) -> Tensor:
     """query (G, 1, F), window_tokens (G, c, F) and (G, c, V), weight (G, c, 1), gates momentum and retain (G, 1, 1) -> y (G, 1, V).
 
-    old: weights, momentum and anchor, (B, H, d_in, d_out) each and contiguous; new: where weights and momentum go to, which
-    may be the old ones.
+    old: weights, momentum, anchor and initial weights (`shared_rows`), (B, H, d_in, d_out) each and contiguous; new: where weights and
+    momentum go to, which may be the old ones.
     """
     given = [None if x is None else x.contiguous() for x in (query, *window_tokens, weight, *gates)]
     y = query.new_empty(query.shape[0], 1, spec.value_dim)
-    sizes = _sizes(spec, 1, query.shape[0], _threads(old[0]), _poison())
-    arrays = _arrays(spec, old, new, _at(*given, y))
+    heads = old[0][0].shape[1]
+    rows = query.shape[0] // heads
+    sizes = _sizes(spec, rows, heads, _starts(old, rows), _threads(old[0]), _poison())
+    arrays = _arrays(spec, old, new, (), _at(*given, y))
     _run("step", y.dtype, ctypes.addressof(sizes), ctypes.addressof(arrays))
     return y
 
@@ -202,7 +225,7 @@ def ends(x: Tensor) -> tuple[float, float]:
 
 @functools.lru_cache(maxsize=256)
 def _layer_sizes(
-    config: NeuralMemoryConfig, width: int, B: int, threads: int, poison: bool
+    config: NeuralMemoryConfig, width: int, B: int, starts: int, threads: int, poison: bool
 ) -> tuple[LayerSizes, Mix, Sizes]:
     spec, H = config.spec, config.head_count
     retain = bool(config.retain) and config.retain != "fixed"
@@ -221,7 +244,7 @@ def _layer_sizes(
             8 * len(start),
         ),
         Mix(B, H, spec.key_dim, spec.value_dim, width, QK_NORMS[config.qk_norm], config.eps, bound),
-        _sizes(spec, B, H, threads, poison),
+        _sizes(spec, B, H, starts, threads, poison),
     )
 
 
@@ -235,15 +258,15 @@ def layer(
 ) -> tuple[LayerCall, Tensor | None]:
     """A memory layer at one token, to be called or given to `block`, and where the new tail will be.
 
-    parameters: qkv, convolution, gates and their offset, that of fixed retain, norm, norm of the start, output gate, out, and the start's maps
-    where it is read; all contiguous. old, new: as in `chain_step`.
+    parameters: qkv, convolution, gates and their offset, that of fixed retain, norm, norm of the static branch, output gate, out, and the
+    maps of that branch; all contiguous. old, new: as in `chain_step`.
     """
-    W, conv, start = old[0], parameters[1], [x for x in parameters[9:] if x is not None]
+    W, conv, branch = old[0], parameters[1], [x for x in parameters[9:] if x is not None]
     width = 0 if conv is None else conv.shape[0]
     tail = None if tail is None else tail.contiguous()
     new_tail = None if tail is None else torch.empty_like(tail)
-    sizes = _layer_sizes(config, width, rows, _threads(W), _poison())
-    arrays = _arrays(config.spec, old, (*new, start))  # the kernel makes the vectors itself
+    sizes = _layer_sizes(config, width, rows, _starts(old, rows), _threads(W), _poison())
+    arrays = _arrays(config.spec, old, new, branch)  # the kernel makes the vectors itself
     pointers = Layer(gemm(W[0].dtype), *_at(None, tail, *parameters[:9], None, new_tail))
     return LayerCall((*sizes, pointers, arrays), (tail, parameters, old, new)), new_tail
 
@@ -256,23 +279,26 @@ def _ring_sizes(*sizes) -> RingSizes:
 def attend(
     parameters: Sequence[Tensor | None],
     cache: tuple[Tensor, Tensor, Tensor],
+    tail: Tensor | None,
     heads: int,
     window: int,
     persistent: int,
     theta: float,
     eps: float,
-) -> RingCall:
-    """Sliding-window attention at one token, to be called or given to `block`. cache: position (B,), and keys and values
-    (B, P + window, G, D), which are written into. parameters: qkv, norms of queries and keys, out; all contiguous."""
+) -> tuple[RingCall, Tensor | None]:
+    """Sliding-window attention at one token, to be called or given to `block`, and the tensor for the new tail.
+
+    cache: position (B,), and keys and values (B, P + window, G, D), which are written into. tail: (B, width - 1, C) of the
+    convolution, if any, which is only read. parameters: qkv, norms of queries and keys, out, convolution. All contiguous."""
     position, key, value = cache
-    out = parameters[3]
-    assert out is not None
+    *maps, conv = parameters
+    assert maps[3] is not None
     B, _, G, D = key.shape
-    sizes = _ring_sizes(
-        B, out.shape[0], heads, G, D, window, persistent, torch.get_num_threads(), _poison(), theta, eps
-    )
-    pointers = Ring(gemm(key.dtype), *_at(None, *parameters, position, key, value, None))
-    return RingCall((sizes, pointers), (parameters, cache))
+    threads, width = torch.get_num_threads(), 0 if conv is None else conv.shape[0]
+    sizes = _ring_sizes(B, maps[3].shape[0], heads, G, D, window, persistent, threads, _poison(), theta, eps, width)
+    new_tail = None if tail is None else torch.empty_like(tail)
+    pointers = Ring(gemm(key.dtype), *_at(None, *maps, position, key, value, None, conv, tail, new_tail))
+    return RingCall((sizes, pointers), (parameters, cache, tail, new_tail)), new_tail
 
 
 @functools.lru_cache(maxsize=256)

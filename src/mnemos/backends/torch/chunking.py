@@ -52,7 +52,7 @@ def cut(n: int, tokens_to_boundary: int, spec: MemorySpec, together: bool = True
     head = min(tokens_to_boundary, n)
     runs += _part(0, head, spec, fresh=False, offset=b - tokens_to_boundary)
     whole = (n - head) // b
-    if spec.commits:
+    if spec.has_intervals:
         if whole:
             m = spec.commit
             runs.append(ChunkRun(head, whole * (b // m), 1, m, b // m, True, True))
@@ -88,9 +88,9 @@ def _solvable(spec: MemorySpec) -> bool:
 
 def _part(start: int, n: int, spec: MemorySpec, fresh: bool, offset: int) -> list[ChunkRun]:
     """n tokens of one chunk, the first of which is token `offset` of it, all at one anchor."""
-    tile = spec.commit if spec.commits else _tile_length(spec)
+    tile = spec.commit if spec.has_intervals else _tile_length(spec)
     runs: list[ChunkRun] = []
-    lead = min(n, -offset % tile) if spec.commits else 0
+    lead = min(n, -offset % tile) if spec.has_intervals else 0
     for length, period in ((lead, 1), (tile, (n - lead) // tile), ((n - lead) % tile, 1)):
         if length == 0 or period == 0:
             continue

@@ -10,6 +10,7 @@ G = batch x heads, N tiles, L tokens and E window tokens of a tile, n pairs, K k
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...memory.kv_memory import kernel_values, logits, normalized, top_logit
+from ...memory.retention import decayed
 from ...memory.spec import MemorySpec
 from ...nn.checkpoint import recomputed
 from .chunking import ChunkRun, cut, from_tiles, to_tiles, to_window_tokens
@@ -55,7 +57,8 @@ def run_grid(tokens, tokens_to_boundary: int, W: list[Tensor], S: list[Tensor], 
 
     key = opened.key.transpose(1, 2).flatten(0, 1)
     old = Old(begun(key), begun(W[0]), begun(S[0]) if S else None, begun(A[0]))
-    run = _Run(spec, old, offset, W[1:], S[1:], A[1:], momentum=bool(S))
+    W0 = [w.flatten(0, 1) for w in tokens.start]
+    run = _Run(spec, old, offset, W[1:], S[1:], A[1:], W0, momentum=bool(S))
     outputs = [run.run(chunks, tokens, value) for chunks in cut(T, tokens_to_boundary, spec)]
     on_grid = not spec.depends_on_chunking or (T - tokens_to_boundary) % spec.chunk_size == 0
     if on_grid:
@@ -80,8 +83,8 @@ class _Run:
     `share` begins with what is left of the old list's shares: of its W, its S (where there is one) and its anchor.
     """
 
-    def __init__(self, spec: MemorySpec, old: Old, offset: Tensor | None, W, S, A, momentum: bool):
-        self.spec, self.old, self.offset, self.W, self.S, self.A = spec, old, offset, W, S, A
+    def __init__(self, spec: MemorySpec, old: Old, offset: Tensor | None, W, S, A, W0, momentum: bool):
+        self.spec, self.old, self.offset, self.W, self.S, self.A, self.W0 = spec, old, offset, W, S, A, W0
         self.blocks: list[tuple[Tensor, Tensor]] = []  # keys (G, E, K) and pushes (G, E, P) of each tile
         self.placed: list[tuple[int, int]] = []  # first entry of each tile, and how many
         begin = torch.eye(3, dtype=old.key.dtype, device=old.key.device).unsqueeze(1).expand(3, len(old.key), 3)
@@ -93,7 +96,7 @@ class _Run:
     def run(self, chunks: ChunkRun, tokens, value: Tensor) -> Tensor | None:
         """Write and read the tokens of a run: y (N, G, L, V)."""
         c = self.spec.window
-        tiled, valid, window = tokens.tiled(chunks, c)
+        tiled, valid, window = tokens.tiled(chunks, self.spec)
         assert tiled.strength is not None
         coefficients = gd_coefficients(tiled.strength, tiled.momentum, tiled.retain, valid, window)
         keys, values = to_window_tokens(tokens.lifted_key, chunks, c), to_window_tokens(value, chunks, c)
@@ -110,8 +113,8 @@ class _Run:
 
     def tile(self, q: Tensor | None, k: Tensor, v: Tensor, co: Coefficients):
         blocks = [x for block in self.blocks for x in block]
-        matrices = [*self.W, *self.S, *self.A]
-        function = functools.partial(_tile, self.spec, len(self.W), len(self.S))
+        matrices = [*self.W, *self.S, *self.A, *self.W0]
+        function = functools.partial(_tile, self.spec, len(self.W), len(self.S), len(self.W0))
         tensors = (q, k, v, self.offset, *co, *self.share, *self.old, *matrices, *blocks)
         if (
             torch.is_grad_enabled() and not torch.compiler.is_compiling()
@@ -151,11 +154,10 @@ def _mix(old: Old, share: Tensor) -> Tensor:
     return total if old.momentum is None else total + s * old.momentum
 
 
-def _tile(spec: MemorySpec, maps: int, momenta: int, q, k, v, offset, *tensors):
+def _tile(spec: MemorySpec, maps: int, momenta: int, starts: int, q, k, v, offset, *tensors):
     """One tile: pushes of its window tokens, reads of its tokens, matrices at its end. Returns y, pushes, W, S."""
     co, share, old = Coefficients(*tensors[:5]), Shares(*tensors[5:8]), Old(*tensors[8:12])
-    matrices, blocks = tensors[12 : 12 + 2 * maps + momenta], tensors[12 + 2 * maps + momenta :]
-    W, S, A = matrices[:maps], matrices[maps : maps + momenta], matrices[maps + momenta :]
+    W, S, A, W0, blocks = _parts(tensors[12:], maps, momenta, maps, starts)
     keys = torch.cat(blocks[::2], 1) if blocks else None
     pushes = torch.cat(blocks[1::2], 1) if blocks else None
     if spec.depends_on_chunking:
@@ -177,14 +179,21 @@ def _tile(spec: MemorySpec, maps: int, momenta: int, q, k, v, offset, *tensors):
             if i == 0:
                 return z
             a, e = uses[i - 1]
-            total = beta * (x @ W[i - 1]) - (C * (x @ a.mT)) @ e
+            total = decayed(x @ W[i - 1], x @ W0[i - 1] if W0 else None, beta) - (C * (x @ a.mT)) @ e
             return total + f * (x @ S[i - 1]) if S else total
 
         y = spec.network.forward(q, fast)
     last, beta, f, n, m = co.C[:, -1, :, None], co.beta[:, -1, None, None], co.f[:, -1, None, None], co.n, co.m
-    W_end = [beta * w + (f * S[i] if S else 0.0) - (last * a).mT @ e for i, (w, (a, e)) in enumerate(zip(W, uses))]
+    kept = [decayed(w, W0[i] if W0 else None, beta) for i, w in enumerate(W)]
+    W_end = [w + (f * S[i] if S else 0.0) - (last * a).mT @ e for i, (w, (a, e)) in enumerate(zip(kept, uses))]
     S_end = [m[:, None, None] * s - (n.unsqueeze(-1) * a).mT @ e for s, (a, e) in zip(S, uses)]
     return y, -d, *W_end, *S_end
+
+
+def _parts(tensors: tuple, *sizes: int) -> list[tuple]:
+    """Tensors by groups of these sizes, and the rest."""
+    ends = [0, *itertools.accumulate(sizes)]
+    return [*(tensors[lo:hi] for lo, hi in itertools.pairwise(ends)), tensors[ends[-1] :]]
 
 
 def _first_map(spec, q, k, push, C, beta, f, offset, share: Shares, old: Old, keys, pushes) -> Tensor:

@@ -20,6 +20,7 @@ from .coefficients import committed_coefficients, gd_coefficients
 from .engine import Engine
 from .tokens import Tokens, close_pairs, open_pairs, prepare
 from .varlen import scan_varlen
+from .windowed import windowed_coefficients
 
 
 def scan(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask, cu_seqlens, engine: Engine):
@@ -53,6 +54,7 @@ def _scan(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features,
         if state.chunk_offset is None
         else (state.chunk_offset + T) % spec.chunk_size,
         pairs=pairs,
+        start=tokens.start,
     )
     return (y if y is None else y.to(v.dtype)), final
 
@@ -65,13 +67,13 @@ def run_grid(
         return kv_scan.run_grid(tokens, tokens_to_boundary, W, S, A, spec)
     B, n = tokens.raw_key.shape[0], tokens.raw_key.shape[1] - (spec.window - 1)
     dtype, shapes = tokens.raw_key.dtype, [w.shape for w in W]
-    W, S, A = ([x.to(dtype).flatten(0, 1) for x in xs] for xs in (W, S, A))
+    W, S, A, W0 = ([x.to(dtype).flatten(0, 1) for x in xs] for xs in (W, S, A, tokens.start))
     value = spec.target(tokens.raw_value, tokens.raw_key)
     outputs = []
     for chunks in cut(n, tokens_to_boundary, spec, together=tokens.engine.joins_chunks):
         if chunks.fresh:
             A = W
-        y, W, S = _run_chunks(chunks, tokens, value, W, S, A, spec)
+        y, W, S = _run_chunks(chunks, tokens, value, W, S, A, W0, spec)
         outputs.append(y)
     ends_on_grid = spec.anchor == "token" or (n - tokens_to_boundary) % spec.chunk_size == 0
     if ends_on_grid:
@@ -89,11 +91,13 @@ def run_grid(
     return y, final, unflatten(S), final if ends_on_grid else unflatten(A)
 
 
-def _run_chunks(chunks: ChunkRun, tokens: Tokens, value: Tensor, W, S, A, spec: MemorySpec):
+def _run_chunks(chunks: ChunkRun, tokens: Tokens, value: Tensor, W, S, A, W0, spec: MemorySpec):
     c = spec.window
-    tiled, valid, window = tokens.tiled(chunks, c)
+    tiled, valid, window = tokens.tiled(chunks, spec)
     products = tokens.engine.decay_products
-    if spec.commits:
+    if spec.windowed:
+        coefficients = windowed_coefficients(tiled, valid, window, products)
+    elif spec.commits:
         present = window.new_ones(window.shape[:3]) if valid is None else valid
         if tiled.strength is not None:
             window = tiled.strength * window if c == 1 else tiled.strength.unsqueeze(-1) * window
@@ -104,7 +108,8 @@ def _run_chunks(chunks: ChunkRun, tokens: Tokens, value: Tensor, W, S, A, spec: 
     q = None if tokens.lifted_query is None else to_tiles(tokens.lifted_query, chunks)
     k = to_window_tokens(tokens.lifted_key, chunks, c)
     v = to_window_tokens(value, chunks, c)
-    return tokens.engine.run(spec, chunks, q, k, v, coefficients, tiled.rate, tiled.retain, W, S, A)
+    W0 = W0 if tiled.retain is not None else []  # nothing decays
+    return tokens.engine.run(spec, chunks, q, k, v, coefficients, tiled.rate, tiled.retain, W, S, A, W0)
 
 
 def _tail(x: Tensor, n: int) -> Tensor:

@@ -11,9 +11,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ...memory.retention import decayed
 from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState, common_chunk_offset
 from .inner_grads import errors_at_anchor
+from .windowed import windowed_step
 
 Write = Callable[..., tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]]
 
@@ -81,6 +83,8 @@ def after_token(state: MemoryState, weights, momentum, anchor, window, inplace: 
         conv=state.conv,
         inplace=state.inplace,
         own=inplace,
+        start=[w.to(weights[0].dtype) for w in state.start],
+        start_from_file=state.start_from_file,
     )
 
 
@@ -96,8 +100,8 @@ def _write_and_read(query: Tensor, window_tokens, weight: Tensor | None, gates: 
     W, S, A = ([x.to(dtype).flatten(0, 1) for x in xs] for xs in (state.weights, state.momentum, anchor))
     roles = spec.update_rule.roles(gates, spec).map(lambda x: x.to(dtype).reshape(-1, 1, 1))  # B 1 H -> G 1 1
     retained = None
-    if spec.decay_first or spec.commits:
-        retained = W if roles.retain is None else [roles.retain * w for w in W]
+    if spec.decay_first or spec.commits or state.start:
+        retained = W if roles.retain is None else _retained(W, state, roles.retain)
     if spec.anchor == "token":
         A = retained if spec.decay_first else W
     assert A is not None
@@ -109,8 +113,12 @@ def _write_and_read(query: Tensor, window_tokens, weight: Tensor | None, gates: 
         kept = [None] * len(W) if not S or roles.momentum is None else [roles.momentum * s for s in S]
         return [_push(s, use, weight, w) for s, use, w in zip(kept, uses, W)]
 
-    moved = accumulate(S)
-    if spec.commits:
+    moved = [] if spec.windowed else accumulate(S)
+    if spec.windowed:
+        assert retained is not None and roles.rate is not None
+        weight = torch.ones_like(roles.rate) if weight is None else weight
+        written = [w + windowed_step(spec, use, weight, roles.rate) for w, use in zip(retained, uses)]
+    elif spec.commits:
         assert retained is not None and roles.rate is not None
         written = _commit(state, spec, retained, accumulate(moved) if spec.nesterov else moved, roles.rate)
     elif retained is not None or roles.retain is None:
@@ -121,6 +129,19 @@ def _write_and_read(query: Tensor, window_tokens, weight: Tensor | None, gates: 
     y = spec.network.forward(query, lambda i, x: torch.matmul(x, current[i]))
     weights = [w.view(shape) for w, shape in zip(written, shapes)]
     return y, weights, [s.view(shape) for s, shape in zip(moved, shapes)] if S else [], anchor
+
+
+def _retained(W: list[Tensor], state: MemoryState, retain: Tensor) -> list[Tensor]:
+    """The decayed weights, (G, d_in, d_out) each. A start that rows share is not copied for each of them."""
+    if not state.start:
+        return [retain * w for w in W]
+    rows, heads = state.batch, state.heads
+
+    def by_row(x: Tensor) -> Tensor:
+        return x.unflatten(0, (rows, heads))
+
+    kept = by_row(retain)
+    return [decayed(by_row(w), w0.to(w.dtype), kept).flatten(0, 1) for w, w0 in zip(W, state.start)]
 
 
 def _push(carried: Tensor | None, use: list[tuple[Tensor, Tensor]], weight: Tensor | None, like: Tensor) -> Tensor:
@@ -198,5 +219,7 @@ def _skip_rows(y: Tensor, new: MemoryState, old: MemoryState, keep: Tensor) -> t
         position=position,
         chunk_offset=chunk_offset,
         conv=old.conv,
+        start=new.start,
+        start_from_file=new.start_from_file,
     )
     return choose(y, torch.zeros_like(y)), final

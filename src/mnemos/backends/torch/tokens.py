@@ -19,6 +19,7 @@ from ...memory.state import MemoryState
 from .chunking import ChunkRun, to_tiles, to_window_tokens
 from .coefficients import window_matrix
 from .engine import Engine
+from .windowed import window_weights
 
 
 @dataclass
@@ -53,6 +54,7 @@ class Tokens:
     gate: Tensor  # B c-1+T H
     roles: Roles  # B T H; lag holds decay^j * lag, or None
     engine: Engine
+    start: list[Tensor]  # B H d_in d_out each: the initial weights, [] where the retention does not keep them
     valid: Tensor | None = None  # B T, 1 or 0
     pairs: Opened | None = None  # with features "exp"
 
@@ -72,17 +74,21 @@ class Tokens:
             window_tokens(self.gate),
             self.roles.map(lambda x: x[:, start:stop]),
             self.engine,
+            self.start,
             tokens(self.valid),
             None if self.pairs is None else self.pairs.part(start, c),
         )
 
-    def tiled(self, chunks: ChunkRun, c: int) -> tuple[Roles, Tensor | None, Tensor]:
-        """Roles (N, G, L, ...), valid (N, G, L) and the window matrix of the tokens of a run."""
-        roles, valid = self.roles.map(lambda x: to_tiles(x, chunks)), None
+    def tiled(self, chunks: ChunkRun, spec: MemorySpec) -> tuple[Roles, Tensor | None, Tensor]:
+        """Roles (N, G, L, ...), valid (N, G, L) and the window matrix of the tokens of a run, or the window's weights (N, G, L, c)."""
+        c, roles, valid = spec.window, self.roles.map(lambda x: to_tiles(x, chunks)), None
         if self.valid is not None:
             valid = self.valid.unsqueeze(-1).expand(*self.valid.shape, self.gate.shape[2])
             valid = to_tiles(valid.to(self.gate.dtype), chunks)
-        return roles, valid, window_matrix(to_window_tokens(self.gate, chunks, c), roles.lag, chunks.stride, c)
+        gate = to_window_tokens(self.gate, chunks, c)
+        if spec.windowed:
+            return roles, valid, window_weights(gate, roles, c)
+        return roles, valid, window_matrix(gate, roles.lag, chunks.stride, c)
 
 
 def prepare(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, engine: Engine) -> Tokens:
@@ -105,6 +111,7 @@ def prepare(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, feature
         gate=gate,
         roles=roles_of(gates, spec, dtype),
         engine=engine,
+        start=[w.to(dtype) for w in state.start],
     )
 
 

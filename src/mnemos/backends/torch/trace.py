@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...memory.kv_memory import logits, per_head
+from ...memory.retention import decayed
 from ...memory.scan import read, scan
 from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState
@@ -70,7 +71,8 @@ def _surprise(k: Tensor, v: Tensor, gates: Gates, state: MemoryState, spec: Memo
     """Inner loss of tokens that share the state's anchor: (B, T, H)."""
     anchor = state.anchor
     if spec.decay_first and gates.retain is not None:  # one token: its error is measured after the decay
-        anchor = [gates.retain[:, 0, :, None, None] * a for a in anchor]
+        kept = gates.retain[:, 0, :, None, None].to(state.dtype)
+        anchor = [decayed(a, state.start[i] if state.start else None, kept) for i, a in enumerate(anchor)]
     pairs = None if state.pairs is None else dataclasses.replace(state.pairs, weight=state.pairs.anchor)
     prediction = read(k, dataclasses.replace(state, weights=anchor, pairs=pairs), spec, features)
     return spec.loss.loss(prediction, spec.loss_value(v.to(prediction.dtype), gates))

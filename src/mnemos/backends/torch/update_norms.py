@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...memory.kv_memory import logits, per_head
+from ...memory.retention import decayed
 from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState
 from .coefficients import decay_products, window_matrix
@@ -53,7 +54,8 @@ def _norms(k: Tensor, v: Tensor, gates: Gates, state: MemoryState, spec: MemoryS
 
     anchor = [a.to(key.dtype).flatten(0, 1) for a in state.anchor]
     if spec.decay_first and roles.retain is not None:  # one token: its error is measured after the decay
-        anchor = [roles.retain[:, :1, None] * a for a in anchor]
+        start = [w.flatten(0, 1) for w in tokens.start] or [None] * len(anchor)
+        anchor = [decayed(a, w0, roles.retain[:, :1, None]) for a, w0 in zip(anchor, start)]
     S = [s.to(key.dtype).flatten(0, 1) for s in state.momentum]
     gram, cross, squared = key.new_zeros(len(key), key.shape[1], key.shape[1]), torch.zeros_like(gate), 0.0
     if state.pairs is None:

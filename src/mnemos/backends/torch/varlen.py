@@ -163,6 +163,7 @@ def _run_rows(
         position=state.position + count.squeeze(-1),
         chunk_offset=chunk_offsets.pop() if len(chunk_offsets) == 1 else None,
         pairs=pairs,
+        start=tokens.start,
     )
     return y, final
 

@@ -51,6 +51,8 @@ function gates(run) {
   add(grid, { title: "Momentum", unit: "mean", series: perLayer(rows, (l) => l.momentum?.mean) });
   add(grid, { title: "Window gate", unit: "mean", series: perLayer(rows, (l) => l.token?.mean) });
   add(grid, { title: "What writing takes off the surprise", unit: "%", note: "Inner loss of a chunk after it was written, against before.", series: perLayer(rows, (l) => (l.surprise_before ? 100 * (1 - l.surprise_after / l.surprise_before) : undefined)) });
+  add(grid, { title: "Effective rank", unit: "lowest of the fast maps", note: "exp of the entropy of the singular values: how many directions are in use.", series: perLayer(rows, (l) => l.effective_rank) });
+  add(grid, { title: "Relearning", unit: "of a fresh memory", note: "What the last chunk of a row teaches the memory, relative to a fresh one: 0 is a dead memory.", zero: true, series: perLayer(rows, (l) => l.relearning) });
   return grid;
 }
 
@@ -63,6 +65,8 @@ function checkpoints(run) {
   add(grid, { title: "Memory norm before the text", unit: "learned start, all maps", series: each((l) => sum(l, "start")) });
   add(grid, { title: "Memory norm after the text", unit: "all maps", series: each((l) => sum(l, "end")) });
   add(grid, { title: "Effective rank after the text", unit: "last map", series: each((l) => l.maps[l.maps.length - 1]?.rank) });
+  add(grid, { title: "Distance from the initial weights", unit: "|W − W₀| / |W₀| after the text", series: each((l) => l.distance) });
+  add(grid, { title: "Relearning", unit: "of a fresh memory", note: "What the last chunk of the text teaches the memory, relative to a fresh one: 0 is a dead memory.", zero: true, series: each((l) => l.relearning) });
   add(grid, { title: "Gate to memory", unit: "mean on the text", series: each((l) => l.route) });
   add(grid, { title: "Memory's share of the norm", unit: "mean on the text", series: each((l) => l.share) });
   add(grid, { title: "Retain", unit: "mean on the text", series: each((l) => l.retain) });

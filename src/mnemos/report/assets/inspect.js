@@ -271,6 +271,8 @@ function routing() {
       if (r.share !== undefined) numbers.push(`memory's share ${percent(r.share)}`);
       if (r.route !== undefined) numbers.push(`gate to memory ${fmt(r.route, 3)} ± ${fmt(r.spread, 2)}`, `closed to memory ${percent(r.to_attention)}`, `open to memory ${percent(r.to_memory)}`);
       if (r.retain !== undefined) numbers.push(`half-life ${r.retain < 1 ? fmt(Math.log(0.5) / Math.log(r.retain), 3) + " tokens" : "endless"}`);
+      if (r.effective_rank !== undefined) numbers.push(`effective rank ${fmt(r.effective_rank, 3)}`);
+      if (r.relearning !== undefined) numbers.push(`a chunk teaches ${percent(r.relearning)} of what it teaches a fresh memory`);
       const track = share === undefined ? null : el("div", { class: "track", "aria-hidden": "true" }, el("i", { style: `width:${(100 * share).toFixed(1)}%` }));
       rows.append(el("div", { class: "bar-row" }, el("div", {}, `Layer ${r.layer} (${r.kind}): ${words}`), track, el("div", { class: "numbers" }, ...numbers.map((n) => el("span", {}, n)))));
     }
