@@ -120,7 +120,8 @@ class MACMixer(Mixer):
         """The states of the rows, and attention and memory of the persistent tokens, which come before every segment."""
         if state is not None:
             memory: MemoryState = state["memory"]
-            return _CallStates(memory, state["attention"], _unflatten(state["frozen"].weights, memory)), []
+            flat = state["frozen"].weights
+            return _CallStates(memory, state["attention"], _unflatten(flat, memory), flat), []
         B, P = persistent.shape[:2]
         states = _CallStates(self.memory.initial_state(B), None, None)
         if not P:
@@ -193,26 +194,29 @@ class MACMixer(Mixer):
 
 @dataclass
 class _CallStates:
-    """The states during a call."""
+    """The states during a call. flat: `frozen` as the cache holds it, None if that has to be made."""
 
     memory: MemoryState
     attention: SegmentCache | None
     frozen: list[Tensor] | None
+    flat: Tensor | None = None
 
     def freeze(self, rows: Tensor | None = None) -> None:
         """Copy the current weights of the memory, for these rows (B,) or for all."""
         if self.frozen is None or rows is None or bool(rows.all()):
+            self.flat = None
             weights = self.memory.weights
             self.frozen = (
                 [w.clone() for w in weights] if self.memory.inplace else weights
             )  # in-place writes would change them
         elif bool(rows.any()):
+            self.flat = None
             pick = rows[:, None, None, None]
             self.frozen = [torch.where(pick, new, old) for new, old in zip(self.memory.weights, self.frozen)]
 
     def state(self) -> State:
         assert self.attention is not None and self.frozen is not None
-        flat = torch.cat([w.flatten(1) for w in self.frozen], dim=1)
+        flat = torch.cat([w.flatten(1) for w in self.frozen], dim=1) if self.flat is None else self.flat
         return {
             "memory": self.memory,
             "attention": self.attention,

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.utils import deterministic
 
-from ...memory.networks import Chain
 from ...memory.spec import MemorySpec
 from ...nn.derivatives import SCAN, first_order_only
 from ..torch.chunking import ChunkRun
@@ -50,18 +49,14 @@ PLAN = (
 
 
 def plan_of(
-    spec: MemorySpec,
-    chunks: ChunkRun,
-    matrices: int,
-    save_every: int,
-    tensors: list[Tensor | None],
-    keeps_start: bool = False,
+    spec: MemorySpec, chunks: ChunkRun, matrices: int, save_every: int, keeps_start: bool, tensors: list[Tensor | None]
 ) -> Plan:
     chain = spec.network.chain
     assert chain is not None and chunks.subchunks == 1
+    inputs, outputs = map(list, zip(*_fused_shapes(spec)))
     return Plan(
-        inputs=[spec.shapes[group[0]][0] for group in chain.groups],
-        outputs=[sum(spec.shapes[i][1] for i in group) for group in chain.groups],
+        inputs=inputs,
+        outputs=outputs,
         geglu=[name == "geglu" for name in chain.activations],
         matrices=matrices,
         keeps_start=keeps_start,
@@ -79,29 +74,52 @@ def tiles_per_state(chunks: ChunkRun) -> int:
     return max(1, min(256 // chunks.length, 32, math.isqrt(chunks.tiles)))
 
 
-def pack(chain: Chain, *kinds: Maps) -> Tensor:
-    """(G, numbers): map after map of W, and of S, each with its narrow axis first. Maps that share an input become one."""
+class Packed(NamedTuple):
+    """Fast maps as one array (G, numbers): map after map W, then S if `matrices` is 2, each with its narrow axis first. Maps that share
+    an input are one."""
 
+    numbers: Tensor
+    matrices: int
+
+
+def _fused_shapes(spec: MemorySpec) -> list[tuple[int, int]]:
+    """(d_in, d_out) of every map, of which those that share an input are one."""
+    assert spec.chain is not None
+    return [(spec.shapes[group[0]][0], sum(spec.shapes[i][1] for i in group)) for group in spec.chain.groups]
+
+
+def pack(spec: MemorySpec, W: Maps, S: Maps) -> Packed:
     def fused(maps: Maps, group: tuple[int, ...]) -> Tensor:
         w = torch.cat([maps[i] for i in group], -1) if len(group) > 1 else maps[group[0]]
         return (w if w.shape[1] <= w.shape[2] else w.mT).flatten(1)
 
-    parts = [fused(maps, group) for group in chain.groups for maps in kinds]
-    return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+    assert spec.chain is not None
+    kinds = (W, S) if S else (W,)
+    parts = [fused(maps, group) for group in spec.chain.groups for maps in kinds]
+    return Packed(torch.cat(parts, 1) if len(parts) > 1 else parts[0], len(kinds))
 
 
-def unpack(packed: Tensor, chain: Chain, plan: Plan, kinds: int) -> list[Maps]:
-    """Inverse of `pack`, for the first `kinds` of its arguments. Each map gets memory of its own, so that a state continues the same
-    way whether it was saved or not."""
-    sizes = [a * b for a, b in zip(plan.inputs, plan.outputs) for _ in range(plan.matrices)]
-    parts, found = packed.split(sizes, 1), [[] for _ in range(kinds)]
-    for number, (group, a, b) in enumerate(zip(chain.groups, plan.inputs, plan.outputs)):
-        for kind, maps in enumerate(found):
-            x = parts[number * plan.matrices + kind]
+def unpack(spec: MemorySpec, state: Packed) -> tuple[Maps, Maps]:
+    """Inverse of `pack`. Each map gets memory of its own, so that a state continues the same way whether it was saved or not."""
+    assert spec.chain is not None
+    shapes = _fused_shapes(spec)
+    parts = state.numbers.split([a * b for a, b in shapes for _ in range(state.matrices)], 1)
+    found: list[Maps] = [[], []]
+    for number, (group, (a, b)) in enumerate(zip(spec.chain.groups, shapes)):
+        for kind in range(state.matrices):
+            x = parts[number * state.matrices + kind]
             w = x.unflatten(1, (a, b)) if a <= b else x.unflatten(1, (b, a)).mT
             split = w.chunk(len(group), -1) if len(group) > 1 else (w,)
-            maps += [part.clone(memory_format=torch.contiguous_format) for part in split]
-    return found
+            found[kind] += [part.clone(memory_format=torch.contiguous_format) for part in split]
+    return found[0], found[1]
+
+
+def packed_weights(spec: MemorySpec, state: Packed) -> Tensor:
+    """The numbers of W alone."""
+    if state.matrices == 1:
+        return state.numbers
+    parts = state.numbers.split([a * b for a, b in _fused_shapes(spec) for _ in range(2)], 1)
+    return torch.cat(parts[::2], 1)
 
 
 def run(
@@ -111,26 +129,22 @@ def run(
     k: Tensor,
     v: Tensor,
     coefficients: Coefficients,
-    W: Maps,
-    S: Maps,
-    A: Maps,
-    W0: Maps,
-) -> tuple[Tensor | None, Maps, Maps]:
-    """Run the tiles of one run of chunks. q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V). W0: [] for decay towards 0."""
-    chain = spec.network.chain
-    assert chain is not None
+    state: Packed,
+    given: Tensor | None,
+    initial: Tensor,
+) -> tuple[Tensor | None, Packed]:
+    """Run the tiles of one run of chunks. q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V).
+
+    given: packed weights of the anchor, None if the run has its own. initial: packed W0, empty for decay towards 0.
+    """
     C, beta, f, n_end, m_end = coefficients
-    C, n_end = -C, -n_end
-    end = torch.stack([C[:, :, -1], n_end], -1) if S else C[:, :, -1].unsqueeze(-1)  # N G E m
-    keep = torch.stack([beta[..., -1], m_end], -1) if S else beta[..., -1:]  # N G m
-    kinds = (W, S) if S else (W,)
-    given = None if chunks.fresh else pack(chain, A)
-    initial = pack(chain, W0) if W0 else k.new_empty(0)
-    tensors = [q, k, v, C, beta, f, end, keep, initial, pack(chain, *kinds), given]
-    plan = plan_of(spec, chunks, len(kinds), tiles_per_state(chunks), tensors, keeps_start=bool(W0))
+    C, n_end, both = -C, -n_end, state.matrices == 2
+    end = torch.stack([C[:, :, -1], n_end], -1) if both else C[:, :, -1].unsqueeze(-1)  # N G E m
+    keep = torch.stack([beta[..., -1], m_end], -1) if both else beta[..., -1:]  # N G m
+    tensors = [q, k, v, C, beta, f, end, keep, initial, state.numbers, given]
+    plan = plan_of(spec, chunks, state.matrices, tiles_per_state(chunks), initial.numel() > 0, tensors)
     y, last, _, _ = _scan(*tensors, *plan)
-    W, S = (*unpack(last, chain, plan, len(kinds)), [])[:2]
-    return (None if q is None else y), W, S
+    return (None if q is None else y), Packed(last, state.matrices)
 
 
 class Sizes(ctypes.Structure):

@@ -26,13 +26,21 @@ class CpuEngine(Engine):
     def decay_products(self, x: Tensor) -> Tensor:
         return decay_products(x, UNDERFLOW[x.dtype])
 
-    def run(self, spec: MemorySpec, chunks, q, k, v, coefficients, rate, retain, W, S, A, W0):
+    def open(self, spec: MemorySpec, W: list[Tensor], S: list[Tensor]) -> chain.Packed:
+        return chain.pack(spec, W, S)
+
+    def close(self, spec: MemorySpec, state: chain.Packed) -> tuple[list[Tensor], list[Tensor]]:
+        return chain.unpack(spec, state)
+
+    def run(self, spec: MemorySpec, chunks, q, k, v, coefficients, rate, retain, state, anchor, start):
+        given = None if chunks.fresh else chain.packed_weights(spec, anchor)
+        initial = k.new_empty(0) if start is None else start.numbers
         if spec.windowed:
-            return windowed.run(spec, chunks, q, k, v, coefficients, W, A, W0)
+            return windowed.run(spec, chunks, q, k, v, coefficients, state, given, initial)
         if isinstance(spec.update_rule, Muon):
-            assert not W0
-            return muon.run(spec, chunks, q, k, v, coefficients, rate, W, S, A)
-        return chain.run(spec, chunks, q, k, v, coefficients, W, S, A, W0)
+            assert start is None
+            return muon.run(spec, chunks, q, k, v, coefficients, rate, state, given)
+        return chain.run(spec, chunks, q, k, v, coefficients, state, given, initial)
 
 
 @constant

@@ -14,7 +14,7 @@ from ...memory.newton_schulz import FLOOR, NS_COEFFICIENTS, STAGE, WIDE, polynom
 from ...memory.spec import MemorySpec
 from ..torch.chunking import ChunkRun
 from ..torch.coefficients import Coefficients
-from .chain import Many, Maps, ScanKernel, pack, plan_of, unpack
+from .chain import Many, Packed, ScanKernel, pack, packed_weights, plan_of, unpack
 
 TOKENS_PER_STATE = 64  # between two saved states, at least
 LARGE_STATE_NUMEL = 1 << 20  # of a head's weights, from which on twice as many: memory is scarcer than time there
@@ -28,25 +28,26 @@ def run(
     v: Tensor,
     coefficients: Coefficients,
     lr: Tensor,
-    W: Maps,
-    S: Maps,
-    A: Maps,
-) -> tuple[Tensor | None, Maps, Maps]:
-    """Run the tiles of one run of chunks. q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V), lr: (N, G, L)."""
-    chain = spec.network.chain
-    assert chain is not None
+    state: Packed,
+    given: Tensor | None,
+) -> tuple[Tensor | None, Packed]:
+    """Run the tiles of one run of chunks. lr: (N, G, L); the other arguments are those of `chain.run`."""
+    assert spec.chain is not None
+    has_momentum = state.matrices == 2
+    if not has_momentum:  # S begins at 0 in every run
+        W, _ = unpack(spec, state)
+        state = pack(spec, W, [torch.zeros_like(w) for w in W])
     apart = TOKENS_PER_STATE * (2 if sum(i * o for i, o in spec.shapes) >= LARGE_STATE_NUMEL else 1)
     save_every = max(1, min(apart // chunks.stride, int(chunks.tiles**0.5)))
     _, beta, _, n, m = coefficients
-    start = pack(chain, W, S or [torch.zeros_like(w) for w in W])
-    tensors = [q, k, v, beta, -n, m, lr[..., -1], start, None if chunks.fresh else pack(chain, A)]
-    plan = plan_of(spec, chunks, 2, save_every, tensors)
+    tensors = [q, k, v, beta, -n, m, lr[..., -1], state.numbers, given]
+    plan = plan_of(spec, chunks, 2, save_every, False, tensors)
     polynomial, *others = polynomials(NS_COEFFICIENTS[spec.ns_coefficients], spec.ns_steps)
     assert all(other == polynomial for other in others)  # `engine.unsupported` keeps other schedules from here
-    parts = [len(group) for group in chain.groups]
+    parts = [len(group) for group in spec.chain.groups]
     y, last, _, _ = _scan(*tensors, *plan, chunks.commit, parts, len(others) + 1, list(polynomial))
-    W, S = (*unpack(last, chain, plan, 2 if S else 1), [])[:2]
-    return (None if q is None else y), W, S
+    state = Packed(last, 2)
+    return (None if q is None else y), state if has_momentum else Packed(packed_weights(spec, state), 1)
 
 
 class Rule(ctypes.Structure):

@@ -13,7 +13,7 @@ from ...memory.newton_schulz import FLOOR, NS_COEFFICIENTS, polynomials
 from ...memory.spec import MemorySpec
 from ..torch.chunking import ChunkRun
 from ..torch.coefficients import Coefficients
-from .chain import Maps, ScanKernel, pack, plan_of, tiles_per_state, unpack
+from .chain import Packed, ScanKernel, plan_of, tiles_per_state
 
 MAX_STEPS = 64
 
@@ -25,21 +25,18 @@ def run(
     k: Tensor,
     v: Tensor,
     coefficients: Coefficients,
-    W: Maps,
-    A: Maps,
-    W0: Maps,
-) -> tuple[Tensor | None, Maps, Maps]:
-    """Run the tiles of one run of chunks. q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V). W0: [] for decay towards 0."""
-    chain = spec.network.chain
-    assert chain is not None
+    state: Packed,
+    given: Tensor | None,
+    initial: Tensor,
+) -> tuple[Tensor | None, Packed]:
+    """Run the tiles of one run of chunks. The arguments are those of `chain.run`."""
     C, beta, _, weight, _ = coefficients
-    initial = pack(chain, W0) if W0 else k.new_empty(0)
-    tensors = [q, k, v, C, beta, weight, initial, pack(chain, W), None if chunks.fresh else pack(chain, A)]
-    plan = plan_of(spec, chunks, 1, tiles_per_state(chunks), tensors, keeps_start=bool(W0))
+    tensors = [q, k, v, C, beta, weight, initial, state.numbers, given]
+    plan = plan_of(spec, chunks, 1, tiles_per_state(chunks), initial.numel() > 0, tensors)
     schedule = polynomials(NS_COEFFICIENTS[spec.ns_coefficients], spec.ns_steps)
     numbers = [x for polynomial in schedule for x in polynomial]
     y, last, _, _ = _scan(*tensors, *plan, spec.window, spec.has_nuclear_step, numbers)
-    return (None if q is None else y), unpack(last, chain, plan, 1)[0], []
+    return (None if q is None else y), Packed(last, 1)
 
 
 class Rule(ctypes.Structure):

@@ -10,6 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,6 +36,14 @@ class Engine:
     def decay_products(self, x: Tensor) -> Tensor:
         return decay_products(x)
 
+    def open(self, spec: MemorySpec, W: list[Tensor], S: list[Tensor]) -> Any:
+        """W and S, maps (G, d_in, d_out), in the form that passes from run to run."""
+        return W, S
+
+    def close(self, spec: MemorySpec, state: Any) -> tuple[list[Tensor], list[Tensor]]:
+        """W and S of a state that `open` or `run` returned."""
+        return state
+
     def run(
         self,
         spec: MemorySpec,
@@ -45,17 +54,19 @@ class Engine:
         coefficients: Coefficients,
         rate: Tensor | None,
         retain: Tensor | None,
-        W: list[Tensor],
-        S: list[Tensor],
-        A: list[Tensor],
-        W0: list[Tensor],
-    ) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
-        """y (N, G, L, V), W and S after the tiles of one run.
+        state: Any,
+        anchor: Any,
+        start: Any,
+    ) -> tuple[Tensor | None, Any]:
+        """y (N, G, L, V), and the state after the tiles of one run.
 
-        q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V), rate and retain: (N, G, L). W0: what the weights decay towards, [] for 0.
+        q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V), rate and retain: (N, G, L). Of the state `anchor` the weights count;
+        so do those of `start`, towards which weights decay; None for 0.
         """
         matmul = functools.partial(_matmul, self.low)
-        return _run(spec, chunks, q, k, v, coefficients, rate, retain, W, S, A, W0, matmul)
+        W0 = [] if start is None else start[0]
+        y, W, S = _run(spec, chunks, q, k, v, coefficients, rate, retain, *state, anchor[0], W0, matmul)
+        return y, (W, S)
 
 
 def _run(

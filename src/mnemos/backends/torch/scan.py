@@ -68,16 +68,22 @@ def run_grid(
     B, n = tokens.raw_key.shape[0], tokens.raw_key.shape[1] - (spec.window - 1)
     dtype, shapes = tokens.raw_key.dtype, [w.shape for w in W]
     W, S, A, W0 = ([x.to(dtype).flatten(0, 1) for x in xs] for xs in (W, S, A, tokens.start))
-    value = spec.target(tokens.raw_value, tokens.raw_key)
-    outputs = []
-    for chunks in cut(n, tokens_to_boundary, spec, together=tokens.engine.joins_chunks):
+    value, engine = spec.target(tokens.raw_value, tokens.raw_key), tokens.engine
+    runs = cut(n, tokens_to_boundary, spec, together=engine.joins_chunks)
+    state, start = engine.open(spec, W, S), engine.open(spec, W0, []) if W0 else None
+    anchor = None if runs[0].fresh else engine.open(spec, A, [])
+    outputs, moved = [], False
+    for chunks in runs:
         if chunks.fresh:
-            A = W
-        y, W, S = _run_chunks(chunks, tokens, value, W, S, A, W0, spec)
+            anchor, moved = state, True
+        y, state = _run_chunks(chunks, tokens, value, state, anchor, start, spec)
         outputs.append(y)
+    W, S = engine.close(spec, state)
     ends_on_grid = spec.anchor == "token" or (n - tokens_to_boundary) % spec.chunk_size == 0
     if ends_on_grid:
         A = W
+    elif moved:
+        A = engine.close(spec, anchor)[0]
     y = None
     if tokens.query is not None:
         y = torch.cat([from_tiles(x, B) for x in outputs], 1) if len(outputs) > 1 else from_tiles(outputs[0], B)
@@ -91,7 +97,7 @@ def run_grid(
     return y, final, unflatten(S), final if ends_on_grid else unflatten(A)
 
 
-def _run_chunks(chunks: ChunkRun, tokens: Tokens, value: Tensor, W, S, A, W0, spec: MemorySpec):
+def _run_chunks(chunks: ChunkRun, tokens: Tokens, value: Tensor, state, anchor, start, spec: MemorySpec):
     c = spec.window
     tiled, valid, window = tokens.tiled(chunks, spec)
     products = tokens.engine.decay_products
@@ -108,8 +114,8 @@ def _run_chunks(chunks: ChunkRun, tokens: Tokens, value: Tensor, W, S, A, W0, sp
     q = None if tokens.lifted_query is None else to_tiles(tokens.lifted_query, chunks)
     k = to_window_tokens(tokens.lifted_key, chunks, c)
     v = to_window_tokens(value, chunks, c)
-    W0 = W0 if tiled.retain is not None else []  # nothing decays
-    return tokens.engine.run(spec, chunks, q, k, v, coefficients, tiled.rate, tiled.retain, W, S, A, W0)
+    start = start if tiled.retain is not None else None  # nothing decays
+    return tokens.engine.run(spec, chunks, q, k, v, coefficients, tiled.rate, tiled.retain, state, anchor, start)
 
 
 def _tail(x: Tensor, n: int) -> Tensor:
