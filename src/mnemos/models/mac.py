@@ -142,10 +142,14 @@ class MACMixer(Mixer):
     def _aligned(self, x: Tensor, offset: int, states: _CallStates) -> list[Part]:
         """All rows at the same offset of their segments: pieces are slices."""
         T, L = x.shape[1], self.length
+        if T == 1:
+            if offset == 0:
+                states.freeze()
+            return [self._piece(x, self.retrieval.queries(x), None, states)]
         first = min(T, L - offset)
         sizes = [first, *(min(L, T - start) for start in range(first, T, L))]
         tail = None if states.attention is None else states.attention.conv
-        precomputed = self.attention.precompute(x, offset, sizes, tail) if T > 1 else [None]
+        precomputed = self.attention.precompute(x, offset, sizes, tail)
         parts = []
         for piece, q, known in zip(x.split(sizes, 1), self.retrieval.queries(x).split(sizes, 1), precomputed):
             if offset == 0:

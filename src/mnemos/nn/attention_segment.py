@@ -170,8 +170,9 @@ class SegmentAttention(Heads):
         """Tokens of one segment. Heads (B, T, H, D), before the output map, and the cache with these tokens in it."""
         T, L, fixed = x.shape[1], self.segment_len, cache.persistent + self.longterm
         offset = cache.position % L
-        index = torch.arange(L, device=x.device)
-        own = offset.unsqueeze(1) + index[:T]  # B T, index of each token in its segment
+        own = offset.unsqueeze(1)  # B T, index of each token in its segment
+        if T > 1:
+            own = own + torch.arange(T, device=x.device)
         count = T if mask is None else mask.sum(1)
         if not torch.compiler.is_compiling():
             self._check_segment(offset, count, longterm)
@@ -196,29 +197,28 @@ class SegmentAttention(Heads):
             key, value = (
                 torch.cat((old[:, :P], old[:, P:fixed] if lt is None else lt, r, s), 1) for old, lt, r, s in sets
             )
-            causal = index <= index.unsqueeze(1)
-            seen = torch.cat((causal.new_ones(L, fixed), causal, causal), 1)  # L P+N+2L
+            own = own[:1]
+        elif T == 1:
+            slots = torch.cat((own + fixed, own + (fixed + L)), 1)  # B 2
+            key, value = (self._put_one(cache, *tensors, slots, mask, count) for tensors in sets)
         else:
-            place = self._put_one if T == 1 else self._put_many
-            key, value = (place(cache, *tensors, offset, mask, count) for tensors in sets)
-            earlier = index <= own.unsqueeze(-1)  # B T L
-            seen = torch.cat((earlier.new_ones(1, 1, fixed).expand(*own.shape, fixed), earlier, earlier), 2).unsqueeze(
-                1
-            )
+            key, value = (self._put_many(cache, *tensors, offset, mask, count) for tensors in sets)
+        index = torch.arange(-fixed, 2 * L, device=x.device).fmod_(
+            L
+        )  # of a slot in its segment; <= 0 for slots that all tokens see
+        seen = (index <= own.unsqueeze(-1)).unsqueeze(1)  # B 1 T P+N+2L
         position = cache.position + count
         new = dataclasses.replace(cache, key=key, value=value, position=position, conv=tail)
         return attend(q, key, value, seen), new
 
-    def _put_one(self, cache: SegmentCache, old, longterm, retrieved, token, offset, mask, count) -> Tensor:
-        """Write one token per row, and the token retrieved for it, to their slots."""
+    def _put_one(self, cache: SegmentCache, old, longterm, retrieved, token, slots, mask, count) -> Tensor:
+        """Write the token retrieved for one token per row, and the token, to their slots (B, 2)."""
         buffer = old if cache.inplace and not torch.is_grad_enabled() else old.clone()
         start, N = cache.persistent, self.longterm
         if longterm is not None:
             longterm = longterm.to(old.dtype)
             buffer[:, start : start + N] = _where_any(longterm, old[:, start : start + N], count)
         row = torch.arange(old.shape[0], device=old.device).unsqueeze(1)
-        first = (offset + start + N).unsqueeze(1)
-        slots = torch.cat((first, first + self.segment_len), 1)  # B 2
         new = torch.cat((retrieved, token), 1).to(old.dtype)
         if mask is not None:
             new = torch.where(mask[:, :, None, None], new, buffer[row, slots])
