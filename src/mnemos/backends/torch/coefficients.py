@@ -78,22 +78,26 @@ def gd_coefficients(
     N, G, L = lr.shape
     diagonal = window.dim() == 3
     strength = lr * window if diagonal else lr.unsqueeze(-1) * window
+    decays = [x for x in (momentum, retain) if x is not None]
+    P: list[Tensor] = []
+    if decays:  # one call for both
+        together = torch.stack(decays) if len(decays) > 1 else decays[0].unsqueeze(0)
+        P = [*products(torch.nn.functional.pad(together, (1, 0), value=1.0)).unbind(0)]
     if momentum is None:
         n = torch.diag_embed(strength) if diagonal else strength
         m = torch.zeros_like(lr)
     else:
-        P = products(torch.nn.functional.pad(momentum, (1, 0), value=1.0))
-        inner, m = P[..., 1:, 1:], P[..., 1:, 0]
+        inner, m = P[0][..., 1:, 1:], P[0][..., 1:, 0]
         n = inner * strength.unsqueeze(-2) if diagonal else inner @ strength
     if retain is None:
-        P = torch.ones(L + 1, L + 1, dtype=lr.dtype, device=lr.device).tril().expand(N, G, L + 1, L + 1)
+        kept = torch.ones(L + 1, L + 1, dtype=lr.dtype, device=lr.device).tril().expand(N, G, L + 1, L + 1)
     else:
-        P = products(torch.nn.functional.pad(retain, (1, 0), value=1.0))
+        kept = P[-1]
     pushes = torch.cat([n, m.unsqueeze(-1)], -1)  # what each token adds to W through S
     if valid is not None:
         pushes = pushes * valid.unsqueeze(-1)
-    mixed = P[..., 1:] @ pushes  # N G L+1 E+1
-    return Coefficients(mixed[..., :-1], P[..., 0], mixed[..., -1], n[..., -1, :], m[..., -1])
+    mixed = kept[..., 1:] @ pushes  # N G L+1 E+1
+    return Coefficients(mixed[..., :-1], kept[..., 0], mixed[..., -1], n[..., -1, :], m[..., -1])
 
 
 def committed_coefficients(
