@@ -67,7 +67,12 @@ def child(arguments: list[str]) -> int:
     from mnemos.backends.cpu import build
 
     kept = [flag for flag in build.FLAGS if not flag.startswith("-O")]
-    build.FLAGS = [*kept, *SANITIZE]
+    build.FLAGS, build.COMPILE_SECONDS = [*kept, *SANITIZE], 3600
+    kernels = [path.stem for path in Path(build.__file__).parent.glob("*.cpp")]
+    reason = build.unavailable_reason(*kernels)
+    if reason is not None:  # else tests of kernels would be skipped
+        print(f"the kernels were not compiled under the sanitizers: {reason}", file=sys.stderr)
+        return 2
     if arguments[0] == "run.py":
         sys.argv = arguments
         runpy.run_path(str(HERE / "run.py"), run_name="__main__")

@@ -20,6 +20,7 @@ from .cache import Unavailable
 from .operators import constant
 
 FLAGS = ["-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fopenmp", "-shared"]
+COMPILE_SECONDS = 300
 HERE = Path(__file__).parent
 
 
@@ -64,12 +65,12 @@ def _compile(command: list[str], folder: Path, stem: str) -> None:
     handle, made = tempfile.mkstemp(prefix=f".{stem}-", suffix=".part", dir=folder)
     os.close(handle)
     try:
-        done = subprocess.run([*command, "-o", made], capture_output=True, text=True, timeout=300)
+        done = subprocess.run([*command, "-o", made], capture_output=True, text=True, timeout=COMPILE_SECONDS)
         if done.returncode:
             raise Unavailable(f"{command[0]} failed: {(done.stderr.strip().splitlines() or ['no message'])[0][:200]}")
         cache.publish(made, folder, stem)
     except subprocess.TimeoutExpired:
-        raise Unavailable(f"{command[0]} took longer than five minutes") from None
+        raise Unavailable(f"{command[0]} took longer than {COMPILE_SECONDS} seconds") from None
     finally:
         Path(made).unlink(missing_ok=True)
 
