@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 
 import pytest
@@ -22,6 +23,14 @@ def random_words(count: int) -> str:
     """Words in an order that is always the same: a text that small models learn something from."""
     draw, words = random.Random(0), TALE.split()
     return " ".join(draw.choice(words) for _ in range(count))
+
+
+def run_here(work, pieces, workers=None):
+    """`mnemos.trials.run_all` in this process: pieces and results are pickled as between processes, but none has to start."""
+    from mnemos.trials import pool
+
+    for index, piece in enumerate(pieces):
+        yield index, pool._result(pickle.dumps((work, piece)))
 
 
 def randomise(module: nn.Module, scale: float = 0.3, seed: int = 0) -> nn.Module:

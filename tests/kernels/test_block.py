@@ -49,6 +49,8 @@ def decode(model, ids, change=None, kernels=True, inplace=True, at=5) -> torch.T
     return torch.cat(logits, 1)
 
 
+EVERY_TOKEN = {"memory_rule": "muon", "memory_commit_every": 1, "memory_momentum": False, "memory_retention": "start"}
+EVERY_TOKEN |= {"memory_window": 4, "memory_chunk_size": 8}
 FAMILY = {
     "lmm": ("titans-lmm", {}),
     "lmm, residual": ("titans-lmm", {"memory_residual": True}),
@@ -59,6 +61,9 @@ FAMILY = {
     "mag, convolution": ("titans-mag", {"attention_conv_width": 4}),
     "mal": ("titans-mal", {}),
     "mal, convolution": ("titans-mal", {"attention_conv_width": 3}),
+    "mag, Muon after every token": ("atlas-mag", EVERY_TOKEN),
+    "lmm, Muon after every token, gated": ("atlas++", EVERY_TOKEN),
+    "lmm, window": ("omeganet", {}),
     "swa": ("swa", {}),
     "swa, convolution of one token": ("swa", {"attention_conv_width": 1}),
     "swa, no convolution": ("swa", {"attention_conv_width": 0}),

@@ -137,7 +137,7 @@ def test_what_the_kernel_does_not_know_goes_by_torch():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert "autocast" in str(reasons("scan", k, SPEC)["cpu"])
     with torch.no_grad():
-        assert "rule='gd' only" in str(reasons("step", k[:, :1], MUON)["cpu"])
+        assert "rule='muon' with commit_every=1" in str(reasons("step", k[:, :1], MUON)["cpu"])
     assert reasons("scan", k, SPEC)["torch"] is None
     if NO_KERNEL is None:
         assert reasons("scan", k, START)["cpu"] is None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mnemos.memory import Gates, MemorySpec, MemoryState, Structure, make_features, register_structure
+from mnemos.memory import Gates, MemorySpec, MemoryState, Structure, make_features, register_module, register_structure
 from mnemos.memory.validation import GATE_NAMES
 
 
@@ -40,6 +40,26 @@ class OwnMLP(Structure):
 
     def forward(self, x, fast):
         return fast(1, torch.nn.functional.gelu(fast(0, x)))
+
+
+class Whitened(torch.nn.Module):
+    """A module that is not made of fast linear maps: a scale, biases, a buffer, a norm between two maps."""
+
+    def __init__(self, dim_in: int, dim_out: int):
+        super().__init__()
+        self.first, self.norm, self.last = (
+            torch.nn.Linear(dim_in, 5),
+            torch.nn.LayerNorm(5),
+            torch.nn.Linear(5, dim_out),
+        )
+        self.scale = torch.nn.Parameter(torch.ones(()))
+        self.register_buffer("shift", torch.linspace(-1, 1, 5))
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.scale * self.norm(self.first(x)) + self.shift))
+
+
+register_module("test_module")(Whitened)
 
 
 @dataclass
@@ -135,8 +155,8 @@ def inputs(case: Case, batch: int = 2, length: int = 23, heads: int = 3, seed: i
     gates = Gates(lr=uniform(*shape, high=high), **{n: x for n, x in made.items() if n in case.gates})
     result = Inputs(
         q=unit(*shape, spec.key_dim),
-        k=unit(*shape, spec.key_dim),
-        v=normal(*shape, spec.value_dim),
+        k=unit(*shape, spec.pairs_per_token, spec.key_dim).flatten(-2),
+        v=normal(*shape, spec.pairs_per_token * spec.value_dim),
         gates=gates,
         W0=[normal(heads, *s, scale=s[0] ** -0.5) for s in spec.shapes],
         features=features,
@@ -252,7 +272,7 @@ def grid() -> list[Case]:
             momentum=False,
         )
         cases.append(Case(spec, ("retain", "gate")))
-    return [*cases, *miras(), *windowed(), *towards_start()]
+    return [*cases, *miras(), *windowed(), *towards_start(), *several_pairs(), *bounded(), *modules()]
 
 
 def windowed() -> list[Case]:
@@ -299,6 +319,71 @@ def windowed() -> list[Case]:
         default = {"key_dim": 8, "value_dim": 8, "window": 3, "chunk_size": 8}
         cases.append(Case(MemorySpec(**base | default | options), gates))
     return cases
+
+
+def several_pairs() -> list[Case]:
+    """Two or three pairs per token, across structures, rules, anchors, features, losses and retentions."""
+    base = {"key_dim": 4, "value_dim": 4, "expansion": 2, "chunk_size": 8, "pairs_per_token": 2}
+    every = ("momentum", "retain", "gate", "decay", "lag")
+    online = {"structure": "linear", "anchor": "token", "value_dim": 3}
+    per_token = {"rule": "muon", "commit_every": 1, "momentum": False, "key_dim": 10, "value_dim": 9, "window": 3}
+    choices = [
+        ({"pairs_per_token": 3}, every),
+        ({"window": 5}, every),
+        ({"structure": "linear", "chunk_size": 4, "window": 3, "value_dim": 3}, every),
+        ({"structure": "linear", "chunk_size": 1, "read": "before"}, every),
+        ({"structure": "gated_mlp", "window": 40, "chunk_size": 16}, every),
+        ({"structure": "test_composed", "window": 3}, every),
+        ({"objective": "dot", "depth": 3, "residual": False}, every),
+        ({"features": "monomials", "structure": "linear", "key_dim": 3, "pairs_per_token": 3}, every),
+        ({"features": "elementwise", "degree": 3, "window": 2}, ("momentum", "retain")),
+        ({"objective": "huber", "window": 3}, ("retain", "gate", "threshold")),
+        ({"retention": "start", "window": 3}, every),
+        ({"retention": "kl", "commit_every": 4, "window": 3}, ("retain", "gate")),
+        ({"rule": "muon", "commit_every": 4, "window": 3}, every),
+        (per_token, ("retain", "gate", "lag")),
+        (per_token | {"structure": "linear", "retention": "start", "chunk_size": 4}, ("retain", "gate")),
+        (online, ("momentum", "retain", "gate")),
+        (online | {"window": 3, "decay_first": True, "retention": "start"}, ("momentum", "retain", "gate", "lag")),
+    ]
+    return [Case(MemorySpec(**base | options), gates) for options, gates in choices]
+
+
+def modules() -> list[Case]:
+    """A module whose parameters are the fast weights. Newton–Schulz normalises each parameter, as one row."""
+    base = {"key_dim": 4, "value_dim": 3, "structure": "test_module", "chunk_size": 8}
+    every = ("momentum", "retain", "gate", "decay", "lag")
+    choices = [
+        ({}, every),
+        ({"window": 3, "chunk_size": 4, "objective": "huber"}, every),
+        ({"retention": "start", "read": "before", "features": "elementwise"}, every),
+        ({"pairs_per_token": 2, "max_grad_norm": 2.0}, ("retain", "gate")),
+        ({"rule": "muon", "commit_every": 4}, every),
+    ]
+    return [Case(MemorySpec(**base | options), gates) for options, gates in choices]
+
+
+def bounded() -> list[Case]:
+    """Gradients of at most a norm, which some tokens exceed and others do not."""
+    base = {"key_dim": 4, "value_dim": 4, "expansion": 2, "chunk_size": 8, "max_grad_norm": 2.0}
+    every = ("momentum", "retain", "gate", "decay", "lag")
+    per_token = {"rule": "muon", "commit_every": 1, "momentum": False, "key_dim": 10, "value_dim": 9, "window": 3}
+    choices = [
+        ({}, every),
+        ({"window": 5}, every),
+        ({"structure": "linear", "chunk_size": 4, "window": 3, "value_dim": 3}, every),
+        ({"structure": "linear", "chunk_size": 1}, ("momentum", "retain")),
+        ({"structure": "gated_mlp", "window": 9, "chunk_size": 4, "read": "before"}, every),
+        ({"structure": "test_composed", "window": 3}, every),
+        ({"objective": "huber", "depth": 3, "max_grad_norm": 1.0}, ("retain", "threshold")),
+        ({"features": "monomials", "retention": "start"}, every),
+        ({"retention": "lq(q=3)", "commit_every": 4}, ("retain", "gate")),
+        ({"rule": "muon", "commit_every": 4, "window": 3}, every),
+        (per_token, ("retain", "gate", "lag")),
+        ({"pairs_per_token": 2, "window": 3, "max_grad_norm": 3.0}, every),
+        ({"pairs_per_token": 3, "structure": "test_composed", "max_grad_norm": 4.0}, ("retain",)),
+    ]
+    return [Case(MemorySpec(**base | options), gates) for options, gates in choices]
 
 
 def towards_start() -> list[Case]:

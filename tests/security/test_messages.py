@@ -179,7 +179,7 @@ def test_document_bounds_may_be_a_list_and_are_checked():
         assert mem.write(x, cu_seqlens=bounds).batch == state.batch == 2
     for bounds in ([0, 4, 11], [0, 4.5, 10], "ab", ["0", "10"], 10, [[0, 10]], [0]):
         refused(lambda bounds=bounds: mem(x, cu_seqlens=bounds), "cu_seqlens")
-    refused(lambda: mem(x, mask=[[True] * 10]), "mask is no tensor")
+    refused(lambda: mem(x, mask=[[True] * 10]), "mask is a list")
 
 
 def test_a_config_refuses_what_its_layer_refuses():

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from mnemos.backends.cpu import chain, token
+from mnemos.backends.cpu import chain, decode, token
 from mnemos.backends.cpu.build import Unavailable, library
 from mnemos.memory import Gates, MemorySpec, NeuralMemory, scan, step
 from mnemos.nn import Attention
@@ -16,6 +16,7 @@ except Unavailable as reason:
     pytest.skip(f"no kernels here: {reason}", allow_module_level=True)
 
 pytestmark = pytest.mark.filterwarnings("error")
+EVERY_TOKEN = {"rule": "muon", "commit_every": 1, "momentum": False, "window": 3}
 
 
 def test_a_state_of_a_layer_with_other_heads_is_refused_at_one_token():
@@ -155,7 +156,7 @@ def test_the_step_kernel_refuses_vectors_that_are_too_small(which):
 
     def run():
         query, keys, values, weight = tensors
-        return token.chain_step(spec, query, (keys, values), weight, (None, None), matrices, matrices[:2])
+        return token.chain_step(spec, query, (keys, values), weight, (None, None, None), matrices, matrices[:2])
 
     assert run().shape == (6, 1, 4)
     if which == 0:  # y is made as long as the query
@@ -164,6 +165,97 @@ def test_the_step_kernel_refuses_vectors_that_are_too_small(which):
         tensors[which] = tensors[which][:5].contiguous()
     with pytest.raises(ValueError, match="refused its arguments"):
         run()
+
+
+def layer_call(**choices):
+    """The kernel's call of a memory layer with a window, with sizes of its own that a test may change."""
+    torch.manual_seed(0)
+    memory = NeuralMemory(dim=16, heads=2, chunk_size=4, retention="start", **choices)
+    state, x = memory.write(torch.randn(3, 5, 16)), torch.randn(3, 1, 16)
+    begin = decode._begin(memory, x, state)
+    assert begin is not None
+    call, _ = begin()
+    call.structs = tuple(type(part).from_buffer_copy(part) for part in call.structs)
+    return call, x
+
+
+WINDOWED = EVERY_TOKEN | {"features": "monomials", "key_dim": 3, "gate": "token*decay*per-lag"}
+
+
+@torch.no_grad()
+def test_the_layer_kernel_refuses_every_array_that_is_too_small():
+    call, x = layer_call(**WINDOWED)
+    assert call(x).shape == (3, 1, 16)
+    _, _, _, layer, arrays = call.structs
+    names = [name for name, _ in layer._fields_ if name.endswith("_bytes") and getattr(layer, name)]
+    names = [name for name in names if name not in ("x_bytes", "y_bytes")]
+    assert len(names) == 20, names
+    for name in names:
+        size = getattr(layer, name)
+        setattr(layer, name, size - 4)
+        with pytest.raises(ValueError, match="refused its arguments"):
+            call(x)
+        setattr(layer, name, size)
+        setattr(layer, name.removesuffix("_bytes"), None)
+        if name not in ("start_norm_bytes", "output_gate_bytes"):  # which a layer may not have
+            with pytest.raises(ValueError, match="refused its arguments"):
+                call(x)
+        call, x = layer_call(**WINDOWED)
+        _, _, _, layer, arrays = call.structs
+    for at in range(1, len(arrays.matrices), 2):
+        size = arrays.matrices[at]
+        if size:
+            arrays.matrices[at] = size - 4
+            with pytest.raises(ValueError, match="refused its arguments"):
+                call(x)
+            arrays.matrices[at] = size
+    assert call(x).shape == (3, 1, 16)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "part, name, value",
+    [
+        *((0, "degree", value) for value in (-1, 0, 1, 3, 65, 2**40)),
+        *((0, "hidden", value) for value in (-1, 65, 2**31, 2**62)),
+        *((0, name, value) for name in ("lags", "decay", "inside") for value in (-1, 2, 2**62)),
+        (0, "momentum", 1),
+        *((1, name, value) for name in ("B", "H", "K", "V") for value in (0, 1, 4, 2**31, -3)),
+        *(
+            (2, name, value)
+            for name in ("entries", "lanes", "heads", "groups", "starts")
+            for value in (-1, 4, 5, 2**40)
+        ),
+        (2, "entries", 0),
+    ],
+)
+def test_the_layer_kernel_refuses_sizes_that_do_not_fit(part, name, value):
+    call, x = layer_call(**WINDOWED)
+    setattr(call.structs[part], name, value)
+    with pytest.raises(ValueError, match="refused its arguments"):
+        call(x)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name, value", [("window", 2), ("window", 0), ("window", 2**40), ("steps", -1), ("steps", 65)])
+def test_the_layer_kernel_refuses_a_rule_that_does_not_fit(name, value):
+    call, x = layer_call(**WINDOWED)
+    setattr(call.structs[2].rule, name, value)
+    with pytest.raises(ValueError, match="refused its arguments"):
+        call(x)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["window_key", "window_value", "window_gate"])
+@pytest.mark.parametrize(
+    "cut", [lambda x: x[:, :1], lambda x: x[:, :, :1], lambda x: x[:1]], ids=["window", "heads", "rows"]
+)
+def test_a_state_with_window_buffers_too_small_is_refused(name, cut):
+    memory = NeuralMemory(dim=16, heads=2, chunk_size=4, **WINDOWED)
+    state = memory.write(torch.randn(3, 5, 16))
+    broken = dataclasses.replace(state, **{name: cut(getattr(state, name)).contiguous()})
+    with pytest.raises(ValueError):
+        memory(torch.randn(3, 1, 16), broken)
 
 
 def test_small_maps_refuse_arrays_that_are_too_small():
@@ -180,9 +272,6 @@ def test_small_maps_refuse_arrays_that_are_too_small():
     ):
         with pytest.raises(ValueError, match="refused its arguments"):
             call()
-
-
-EVERY_TOKEN = {"rule": "muon", "commit_every": 1, "momentum": False, "window": 3}
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from .gating import Gating, register_gating
 from .initial_state import initial_state  # noqa: F401 (gives MemorySpec its method)
 from .layer import NeuralMemory
 from .losses import InnerLoss, register_loss
+from .module_network import register_module
 from .networks import Structure, register_structure
 from .newton_schulz import newton_schulz
 from .reference import reference_scan
@@ -47,6 +48,7 @@ __all__ = [
     "register_features",
     "register_gating",
     "register_loss",
+    "register_module",
     "register_retention",
     "register_rule",
     "register_structure",

@@ -10,29 +10,34 @@ from torch import Tensor, nn
 from .validation import NotFiniteError
 
 
-def blame(layer: nn.Module, wrong: Exception, x: Tensor, mask: Tensor | None) -> None:
-    """Raise an error that names the input or parameter that made layer(x) fail with `wrong`; return where none is found."""
-    if any(t.is_meta for t in (x, *layer.parameters())):
+def blame(layer: nn.Module, wrong: Exception, inputs: dict[str, Tensor], mask: Tensor | None) -> None:
+    """Raise an error that names the input or parameter that made the layer fail with `wrong`; return where none is found.
+
+    inputs: (B, T, dim) each, by the names of the layer's arguments.
+    """
+    if any(t.is_meta for t in (*inputs.values(), *layer.parameters())):
         raise ValueError(
             "x or the layer's parameters are on the meta device, which holds no numbers, but a memory checks the values of "
             "its gates: move the layer with to_empty(device='cpu'), load its weights, and move x"
         ) from None
     if not isinstance(wrong, NotFiniteError):
         return
-    bad = ~x.isfinite().all(-1)  # B T
-    bad = bad if mask is None else bad & mask
-    if bad.any():
-        row, position = bad.nonzero()[0].tolist()
-        token = x[row, position]
-        rows = bad.any(1).nonzero().flatten().tolist()
-        others = f" (rows {', '.join(map(str, rows[:8]))}{' …' * (len(rows) > 8)})" if len(rows) > 1 else ""
-        raise NotFiniteError(
-            f"x is {token[~token.isfinite()][0].item()} in row {row}, position {position}{others}: "
-            "a memory takes finite numbers alone; repair that row, or mask the token"
-        ) from None
+    for name, x in inputs.items():
+        bad = ~x.isfinite().all(-1)  # B T
+        bad = bad if mask is None else bad & mask
+        if bad.any():
+            row, position = bad.nonzero()[0].tolist()
+            token = x[row, position]
+            rows = bad.any(1).nonzero().flatten().tolist()
+            others = f" (rows {', '.join(map(str, rows[:8]))}{' …' * (len(rows) > 8)})" if len(rows) > 1 else ""
+            raise NotFiniteError(
+                f"{name} is {token[~token.isfinite()][0].item()} in row {row}, position {position}{others}: "
+                "a memory takes finite numbers alone; repair that row, or mask the token"
+            ) from None
     damaged = [name for name, p in layer.named_parameters() if not p.isfinite().all()]
     if damaged:
         raise NotFiniteError(
             f"{wrong}: x is finite, but the layer's {damaged[0]} is not; load weights that are"
         ) from None
-    raise NotFiniteError(f"{wrong}: x is finite, but as large as {x.abs().max().item():.3g}; normalise it") from None
+    largest = max(x.abs().max().item() for x in inputs.values())
+    raise NotFiniteError(f"{wrong}: x is finite, but as large as {largest:.3g}; normalise it") from None

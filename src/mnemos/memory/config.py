@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from ..choices import nearest, unknown
 from ..deprecation import old_names, renamed_fields
 from ..dispatch import check_backend
+from .features import FEATURES
+from .networks import STRUCTURES
 from .registry import Registry
+from .retention import Start, Zero
+from .rules import RULES
 from .spec import MemoryOptions, MemorySpec, accumulates
 
 GATES = ("token", "decay", "per-lag")
@@ -26,6 +30,7 @@ class NeuralMemoryConfig(MemoryOptions):
 
     dim: width of the layer's input and output. heads: independent memories (default: heads of at most 64 dims).
     key_dim, value_dim: per head (default dim / heads).
+    retention: "auto" is "start" for a network that forgets and writes at every token, else "zero"; see `MemoryOptions` for both.
     gating: how gates are computed from the input: "linear" or a registered name.
     momentum, retain: whether the memory has these gates; retain="fixed" learns one number per head that does not depend on the token.
     gate: weight of a token inside the window: "none", "token" (a small network of the token itself, `gate_hidden` wide),
@@ -39,9 +44,9 @@ class NeuralMemoryConfig(MemoryOptions):
     w0_branch: add a static branch that reads W0 with the same query and has a norm of its own. It models context-independent
     facts; the memory then begins near zero, so that its output reflects only what was written.
     w0_scale: factor of the last map of W0 in the memory's initial weights; by default 0.1 / chunk_size, a tenth of a token's
-    write, and 1 without w0_branch or with a rule that commits. An optimiser such as Adam moves that map by its own rate
-    at every step: at 1 the initial weights soon dominate the writes, and nothing is learned from them. A commit of Muon has
-    singular values of 1, which dominate any initial weights (docs/log.md).
+    write, and 1 without w0_branch or with commits at intervals. An optimiser such as Adam moves that map by its own rate
+    at every step: at 1 the initial weights soon dominate the writes, and nothing is learned from them. A commit of Muon at intervals
+    has singular values of 1, which dominate any initial weights (docs/log.md).
     residual: add the query to the output, and the key to the prediction, in networks with a residual.
     conv_width: width of the causal convolution over q, k, v; 0 or None for none. qk_norm: "l2", "rms" or "none".
     value_bound: values are shortened to less than this norm, v / sqrt(1 + |v|² / bound²), which keeps deep memories
@@ -60,6 +65,7 @@ class NeuralMemoryConfig(MemoryOptions):
     key_dim: int | None = None
     value_dim: int | None = None
     residual: bool = dataclasses.field(default=False, kw_only=True)
+    retention: str = dataclasses.field(default="auto", kw_only=True)
 
     gating: str = "linear"
     momentum: bool = True
@@ -86,6 +92,8 @@ class NeuralMemoryConfig(MemoryOptions):
 
     def __post_init__(self):
         object.__setattr__(self, "backend", check_backend(self.backend))
+        if self.retention == "auto":
+            object.__setattr__(self, "retention", self._default_retention())
         for name, least in (
             ("dim", 1),
             ("heads", 1),
@@ -146,12 +154,25 @@ class NeuralMemoryConfig(MemoryOptions):
                 f"{len(self.spec.network.shapes())} fast maps can never move; use structure='linear' or learn_w0=True"
             )
 
+    def _default_retention(self) -> str:
+        """Decay towards W0 for a network that forgets and writes at every token: it stops learning near 0. Else towards 0, as papers print it."""
+        structure, features = STRUCTURES.choose(self.structure)[0], FEATURES.choose(self.features)[0]
+        has_intervals = RULES.choose(self.rule)[0].commits and self.commit_every != 1
+        dies_at_zero = not structure.is_matrix and not features.infinite and not has_intervals
+        return Start.name if self.retain and dies_at_zero else Zero.name
+
     @property
     def head_count(self) -> int:
         """`heads`, or as few heads of at most 64 and at least 16 dims as divide `dim`, or 1."""
         if self.heads is not None:
             return self.heads
         return next((h for h in range(-(-self.dim // 64), self.dim // 16 + 1) if self.dim % h == 0), 1)
+
+    @property
+    def splits(self) -> list[int]:
+        """Channels of the projections to queries, keys and values, over all heads and pairs."""
+        H, spec = self.head_count, self.spec
+        return [H * spec.key_dim, H * spec.key_channels, H * spec.pairs_per_token * spec.value_dim]
 
     @functools.cached_property
     def spec(self) -> MemorySpec:
@@ -176,7 +197,8 @@ class NeuralMemoryConfig(MemoryOptions):
         """`w0_scale`, or a default chosen by experiments."""
         if self.w0_scale is not None:
             return self.w0_scale
-        return 0.1 / self.chunk_size if self.has_w0_branch and not self.spec.commits else 1.0
+        every_token = not self.spec.commits or (self.spec.update_rule.unit_step and self.spec.commit == 1)
+        return 0.1 / self.chunk_size if self.has_w0_branch and every_token else 1.0
 
     @property
     def initial_momentum(self) -> float:
@@ -189,8 +211,8 @@ class NeuralMemoryConfig(MemoryOptions):
     def effective_max_lr(self) -> float:
         """`max_lr`, or a bound below which writing the same token again and again does not overshoot.
 
-        Gradients of a chunk are taken at its start, so `chunk_size` identical unit keys, each written `window` times, move
-        the memory by chunk_size * window * lr of its error: a linear memory is stable below 2. A deeper one also moves what
+        Gradients of a chunk are taken at its start, so `chunk_size` identical unit keys (times `pairs_per_token`), each written `window`
+        times, move the memory by chunk_size * window * lr of its error: a linear memory is stable below 2. A deeper one also moves what
         its maps see of each other, and gets half of that, without momentum to smooth its steps a quarter, and a quarter of
         that again with more than two maps in a chain, or with two whose product is gated. Where every token has its own
         anchor, 1 / window writes exactly.
@@ -198,22 +220,23 @@ class NeuralMemoryConfig(MemoryOptions):
         if self.max_lr is not None:
             return self.max_lr
         rule = self.spec.update_rule
-        if rule.unit_step:
-            return 1.0
+        largest = rule.max_lr(self.spec)
+        if largest is not None:
+            return largest
         squared_key = 1 if self.qk_norm == "l2" or self.spec.is_kv_cache else self.spec.key_dim
         if self.anchor == "token":
-            return 1 / (self.window * squared_key)
+            return 1 / (self.window * self.pairs_per_token * squared_key)
         deep = 1.0 if self.momentum else 0.5
         chain = self.spec.network.chain
         maps = len(self.spec.network.shapes() if chain is None else chain.groups)
         steep = maps > 2 or (chain is not None and "geglu" in chain.activations)
         reach = 2.0 if maps == 1 else deep * (0.25 if steep else 1.0)
         reach *= rule.lr_scale(self.spec) / self.spec.loss.max_curvature(2 * (self.value_bound or 1.0))
-        return reach / (self.chunk_size * self.window * squared_key)
+        return reach / (self.chunk_size * self.window * self.pairs_per_token * squared_key)
 
     @property
     def initial_lr(self) -> float:
-        """`lr_init`, or a value near the ceiling, which learns fastest; the ceiling of unit steps is no bound of stability."""
+        """`lr_init`, or a value near the ceiling, which learns fastest; half of it for unit steps, which do not shrink with the error."""
         if self.lr_init is not None:
             return self.lr_init
         return self.effective_max_lr * (0.5 if self.spec.update_rule.unit_step else 0.9)
@@ -232,6 +255,7 @@ class NeuralMemoryConfig(MemoryOptions):
         check_fields(fields)
         if "dim" not in fields:
             raise ValueError("a NeuralMemoryConfig needs dim")
+        fields.setdefault("retention", Zero.name)  # files from before the choice existed
         return cls(**fields)
 
 

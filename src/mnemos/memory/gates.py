@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,19 @@ class Gates:
         timed = {name: getattr(self, name) for name in TIMED}
         mapped: dict[str, Any] = {name: None if x is None else function(x) for name, x in timed.items()}
         return Gates(**mapped, decay=self.decay)
+
+    def masked(self, write_mask: Tensor, window: int) -> Gates:
+        """Gates under which tokens where write_mask (B, T) is False write nothing: the gradient at their position is 0 for the whole
+        window, and theirs has weight 0 in the windows of later tokens. momentum, retain and lr are the same.
+
+        >>> Gates(lr=torch.ones(1, 3, 1)).masked(torch.tensor([[True, False, True]]), window=1).gate.flatten()
+        tensor([1., 0., 1.])
+        """
+        writes = write_mask.to(self.lr.dtype).unsqueeze(-1).expand_as(self.lr)  # B T H
+        gate, lag = writes if self.gate is None else self.gate * writes, self.lag
+        if window > 1:
+            lag = writes.unsqueeze(-1).expand(*writes.shape, window) if lag is None else lag * writes.unsqueeze(-1)
+        return dataclasses.replace(self, gate=gate, lag=lag)
 
     def lag_weights(self, window: int, dtype: torch.dtype) -> Tensor | None:
         """decay^j * lag_j, the weight of the token j steps back: (B, T, H, window), or None if all are 1."""

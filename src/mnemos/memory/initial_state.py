@@ -69,7 +69,7 @@ def initial_state(
         weights=weights,
         momentum=[rows(rule.initial_accumulator(w)).contiguous() for w in initial] if spec.momentum else [],
         anchor=list(weights),
-        window_key=empty(batch, c, heads, spec.key_dim),
+        window_key=empty(batch, c, heads, spec.key_channels),
         window_value=empty(batch, c, heads, spec.loss_value_dim),
         window_gate=empty(batch, c, heads),
         position=torch.zeros(batch, dtype=torch.int64, device=like.device),

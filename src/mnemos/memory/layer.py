@@ -5,7 +5,6 @@ Shapes: B batch, T time, H heads, K key dim, V value dim, N documents of a packe
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 
 import torch
@@ -24,35 +23,15 @@ from .blame import blame
 from .config import GATINGS, NeuralMemoryConfig, check_fields
 from .features import Exp, make_features
 from .gating import momentum_since_commit
+from .initial_weights import draw_w0, initial_weights
 from .projection import activate, project_heads
 from .scan import read, scan, step
 from .spec import Gates, MemorySpec
 from .state import MemoryState
 from .trace import Trace
-from .validation import NotFiniteError, as_boundaries, check_cu_seqlens
+from .validation import NotFiniteError, as_boundaries, check_cu_seqlens, check_mask, describe
 
 START_TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2}  # relative, of a start that was rounded to these types
-STRETCH = 1.2  # of the largest singular value that maps of a start are drawn with, as long as they may be
-
-
-def clip_spectral_norm(w: Tensor, limit: float) -> Tensor:
-    """w (H, D, E), each matrix shortened to a spectral norm of at most `limit`. That norm is taken for as much as the 16-norm of the
-    singular values, which is never less and at most D^(1/16) times it, and needs nothing but products.
-
-    >>> round(torch.linalg.matrix_norm(clip_spectral_norm(torch.randn(1, 8, 32), 2.0), 2).item(), 2) <= 2
-    True
-    """
-    kind = w.device.type
-    full = torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else contextlib.nullcontext()
-    with full:  # eighth powers leave the range of half precision
-        wide = w.to(torch.promote_types(w.dtype, torch.float32))
-        gram = wide @ wide.mT if w.shape[1] <= w.shape[2] else wide.mT @ wide
-        squared = gram.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None].clamp(min=1e-12)
-        power = gram / squared
-        for _ in range(3):
-            power = power @ power
-        norm = squared.sqrt() * power.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None].clamp(min=1e-30) ** (1 / 16)
-        return (wide * (limit / norm).clamp(max=1.0)).to(w.dtype)
 
 
 class NeuralMemory(nn.Module):
@@ -83,7 +62,7 @@ class NeuralMemory(nn.Module):
         self.config = config
         self.spec: MemorySpec = config.spec
         self.heads = H = config.head_count
-        self.splits = [H * self.spec.key_dim, H * self.spec.key_dim, H * self.spec.value_dim]
+        self.splits = config.splits
         self.qkv = Linear(config.dim, sum(self.splits), bias=False)
         self.conv = CausalConv1d(sum(self.splits), config.conv_width) if config.conv_width else None
         self.gating = GATINGS[config.gating](config)
@@ -97,53 +76,15 @@ class NeuralMemory(nn.Module):
         self.out = Linear(H * self.spec.value_dim, config.dim, bias=False)
         self.reset_parameters()
 
-    @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw W0: hidden activations of a unit key have about unit norm; the last map is next to 0,
-        so that what was written drowns out what was drawn, however small the learning rate. Hidden maps may grow no longer than they
-        are drawn (`clip_spectral_norm`), for the memory's own steps grow with them. With features "exp" it is the first map that is 0: the
-        others pass errors on to it at their size. Hidden maps of more than two in a chain are drawn orthogonal: no key is longer behind
-        them than any other, and none can be made so by turning it towards their largest direction."""
-        for w, std in zip(self.W0 or (), self._w0_stds()):
-            nn.init.normal_(w, std=std)
-        for w, std in zip(self.W0[:-1], self._w0_stds()) if self.W0 is not None and self._long_chain else ():
-            if not getattr(w, "_is_hf_initialized", False):  # else transformers opens a checkpoint, and draws nothing
-                tall = w.shape[1] > w.shape[2]
-                wide = w.to(torch.promote_types(w.dtype, torch.float32))
-                q = torch.linalg.qr(wide if tall else wide.mT).Q
-                w.copy_(std * w.shape[2] ** 0.5 * (q if tall else q.mT))
-
-    @property
-    def _long_chain(self) -> bool:
-        chain = self.spec.network.chain
-        return chain is not None and len(chain.groups) > 2 and not self.spec.is_kv_cache
-
-    def _w0_limit(self, w: Tensor, std: float) -> float:
-        """How long a hidden map (H, D, E) of the start may be, by the norm that `clip_spectral_norm` takes."""
-        _, D, E = w.shape
-        if self._long_chain:  # as it is drawn, all singular values the same; a hundredth for rounding
-            return 1.01 * std * E**0.5 * min(D, E) ** (1 / 16)
-        return STRETCH * std * (D**0.5 + E**0.5)
-
-    def _w0_stds(self) -> list[float]:
-        chain, shapes = self.spec.network.chain, self.spec.shapes
-        if self.spec.is_kv_cache:
-            return [(4 / d_in) ** 0.5 for d_in, _ in shapes]
-        activations = zip(chain.groups, chain.activations) if chain else ()
-        gated = {i for group, activation in activations if activation == "geglu" for i in group}
-        hidden = [(4 / d_out) ** (0.25 if i in gated else 0.5) for i, (_, d_out) in enumerate(shapes[:-1])]
-        return [*hidden, 0.01 * shapes[-1][0] ** -0.5]
+        draw_w0(self.spec, list(self.W0 or ()))
 
     def initial_state(self, batch: int) -> MemoryState:
         """The state before the first token of `batch` rows (or, with cu_seqlens, documents)."""
         if self.W0 is None:
             start = [self.qkv.weight.new_zeros(self.heads, *shape) for shape in self.spec.shapes]
-        elif self.spec.is_kv_cache:
-            start = list(self.W0)
         else:
-            stds = self._w0_stds()
-            start = [clip_spectral_norm(w, self._w0_limit(w, std)) for w, std in zip(self.W0[:-1], stds)]
-            start.append(self.config.effective_w0_scale * self.W0[-1])
+            start = initial_weights(self.config, list(self.W0))
         like = self.qkv.weight
         if start:
             state = self.spec.initial_state(start, batch)
@@ -159,31 +100,38 @@ class NeuralMemory(nn.Module):
         cu_seqlens: Tensor | None = None,
         trace: bool = False,
         ns_steps: int | None = None,
+        write_mask: Tensor | None = None,
+        kv: Tensor | None = None,
     ) -> tuple[Tensor, MemoryState] | tuple[Tensor, MemoryState, Trace]:
         """Write x (B, T, dim) and read it, token by token in meaning.
 
         mask: (B, T) bool; False tokens are skipped and their y is 0. cu_seqlens: (N+1,) boundaries of the documents packed
         in a single row; the state then has N rows. trace=True also returns a `Trace`. ns_steps: Newton–Schulz iterations of this
         call alone (rule "muon"); the state continues under the layer's own.
+        write_mask: (B, T) bool; False tokens are read, but their gradient is not written, neither at their position nor later as a part of
+        another token's window. Time passes: decay, momentum, commits, position and convolution advance.
+        kv: (B, T, dim), the input of keys, values and gates instead of x; queries and output gate are those of x.
         """
         if torch.compiler.is_compiling():
-            return self._forward(x, state, mask, cu_seqlens, trace, ns_steps)
+            return self._forward(x, state, mask, cu_seqlens, trace, ns_steps, write_mask, kv)
         try:
-            return self._forward(x, state, mask, cu_seqlens, trace, ns_steps)
+            return self._forward(x, state, mask, cu_seqlens, trace, ns_steps, write_mask, kv)
         except (NotFiniteError, RuntimeError) as wrong:
-            blame(self, wrong, x, mask)
+            blame(self, wrong, {"x": x} if kv is None else {"x": x, "kv": kv}, mask)
             raise
 
-    def _forward(self, x: Tensor, state: MemoryState | None, mask, cu_seqlens, trace: bool, ns_steps: int | None):
+    def _forward(self, x: Tensor, state: MemoryState | None, mask, cu_seqlens, trace: bool, ns_steps, write_mask, kv):
         cu_seqlens = None if cu_seqlens is None else as_boundaries(cu_seqlens)
         x, state = self.check(x, state, mask, cu_seqlens)
+        kv = self._check_kv(kv, x, mask)
         spec = self.spec if ns_steps is None else self.spec.with_ns_steps(ns_steps)
-        if x.shape[1] == 1 and mask is None and cu_seqlens is None and not trace:
+        whole = mask is None and cu_seqlens is None and write_mask is None and kv is None and ns_steps is None
+        if x.shape[1] == 1 and whole and not trace:
             done = decode(self, x, state, self.config.backend)
             if done is not None:
                 return done
-        q, k, v, tail = self.project(x, state, mask, cu_seqlens)
-        gates = self.gates(x, state, mask, cu_seqlens)
+        q, k, v, tail = self.project(x, state, mask, cu_seqlens, kv)
+        gates = self.gates(x if kv is None else kv, state, mask, cu_seqlens, write_mask)
         record = None
         if trace:
             if cu_seqlens is not None:
@@ -223,35 +171,46 @@ class NeuralMemory(nn.Module):
         mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         ns_steps: int | None = None,
+        write_mask: Tensor | None = None,
     ) -> MemoryState:
         """Memorise x (B, T, dim) without reading: the state `forward` would return, for less work."""
         if torch.compiler.is_compiling():
-            return self._write(x, state, mask, cu_seqlens, ns_steps)
+            return self._write(x, state, mask, cu_seqlens, ns_steps, write_mask)
         try:
-            return self._write(x, state, mask, cu_seqlens, ns_steps)
+            return self._write(x, state, mask, cu_seqlens, ns_steps, write_mask)
         except (NotFiniteError, RuntimeError) as wrong:
-            blame(self, wrong, x, mask)
+            blame(self, wrong, {"x": x}, mask)
             raise
 
-    def _write(self, x: Tensor, state: MemoryState | None, mask, cu_seqlens, ns_steps: int | None) -> MemoryState:
+    def _write(self, x: Tensor, state: MemoryState | None, mask, cu_seqlens, ns_steps, write_mask) -> MemoryState:
         cu_seqlens = None if cu_seqlens is None else as_boundaries(cu_seqlens)
         x, state = self.check(x, state, mask, cu_seqlens)
         _, k, v, tail = self.project(x, state, mask, cu_seqlens)
-        gates = self.gates(x, state, mask, cu_seqlens)
+        gates = self.gates(x, state, mask, cu_seqlens, write_mask)
         spec = self.spec if ns_steps is None else self.spec.with_ns_steps(ns_steps)
         _, state = scan(None, k, v, gates, state, spec, self.features, mask, cu_seqlens, self.config.backend)
         return dataclasses.replace(state, conv=tail)
 
-    def project(self, x, state: MemoryState, mask, cu_seqlens) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """q, k (B, T, H, K), v (B, T, H, V) and the convolution's new tail."""
+    def project(
+        self, x: Tensor, state: MemoryState, mask, cu_seqlens, kv: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """q, k (B, T, H, K), v (B, T, H, V) and the convolution's new tail. kv: the input of k and v, if it is not x.
+
+        With pairs_per_token > 1, k and v have the channels of all pairs of a token, pair after pair.
+        """
         mixed, tail = self.qkv(x), None
-        shape = self.heads, tuple(n // self.heads for n in self.splits), self._norms()
-        if mask is None and cu_seqlens is None and is_unmodified(self.conv):
+        if kv is not None:
+            mixed = torch.cat([mixed[..., : self.splits[0]], self.qkv(kv)[..., self.splits[0] :]], -1)
+        shape, pairs = (
+            (self.heads, tuple(n // self.heads for n in self.splits), self._norms()),
+            self.spec.pairs_per_token,
+        )
+        if mask is None and cu_seqlens is None and is_unmodified(self.conv) and pairs == 1:
             weight = None if self.conv is None else self.conv.checked_weight()
             return project_heads(mixed, state.conv, weight, *shape, backend=self.config.backend)
         if self.conv is not None:
             mixed, tail = self.conv(mixed, state.conv, mask, cu_seqlens)
-        return *activate(mixed, *shape), tail
+        return *activate(mixed, *shape, pairs), tail
 
     def _norms(self) -> tuple[tuple[float, float], ...]:
         """(alpha, epsilon) for q, k and v: each head s becomes s / sqrt(alpha Σ s² + epsilon), as `activate` takes them."""
@@ -259,13 +218,16 @@ class NeuralMemory(nn.Module):
         keys = {"l2": (1.0, config.eps), "rms": (1 / self.spec.key_dim, config.eps)}.get(config.qk_norm, (0.0, 1.0))
         return keys, keys, (0.0, 1.0) if bound is None else (bound**-2, 1.0)
 
-    def gates(self, x, state: MemoryState, mask, cu_seqlens) -> Gates:
+    def gates(self, x: Tensor, state: MemoryState, mask, cu_seqlens, write_mask: Tensor | None = None) -> Gates:
         gates = self.gating(x)
         accumulates = self.spec.commits and self.spec.momentum and self.spec.update_rule.momentum_gate
         if accumulates and not self.config.momentum:
             position = _positions(x, state, mask, cu_seqlens)
             gates.momentum = momentum_since_commit(position, self.spec.commit, gates.lr)
-        return gates
+        if write_mask is None:
+            return gates
+        check_mask("write_mask", write_mask, x)
+        return gates.masked(write_mask, self.spec.window)
 
     def _output(self, y: Tensor, q: Tensor, x: Tensor) -> Tensor:
         """y (B, T, H, V), as q (B, T, H, K) read it from the memory -> (B, T, dim)."""
@@ -354,15 +316,17 @@ class NeuralMemory(nn.Module):
         if (None if state.conv is None else tuple(state.conv.shape)) != tail:
             raise ValueError("state has convolution tails that do not fit conv_width, heads or dims of this layer")
         if mask is not None:
-            if not isinstance(mask, Tensor) or mask.shape != x.shape[:2] or mask.dtype != torch.bool:
-                shape = (
-                    f"has shape {tuple(mask.shape)} and type {mask.dtype}"
-                    if isinstance(mask, Tensor)
-                    else "is no tensor"
-                )
-                raise ValueError(f"mask {shape}, but bool {tuple(x.shape[:2])} is expected")
+            check_mask("mask", mask, x)
             x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
         return x, state
+
+    def _check_kv(self, kv: Tensor | None, x: Tensor, mask: Tensor | None) -> Tensor | None:
+        """kv with masked tokens blanked. Raises a ValueError unless it is a tensor such as x."""
+        if kv is None:
+            return None
+        if not isinstance(kv, Tensor) or kv.shape != x.shape or kv.dtype != x.dtype:
+            raise ValueError(f"kv {describe(kv)}, but must be a tensor such as x, which {describe(x)}")
+        return kv if mask is None else kv.masked_fill(~mask.unsqueeze(-1), 0.0)
 
 
 def _positions(x: Tensor, state: MemoryState, mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:

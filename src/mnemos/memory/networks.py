@@ -51,6 +51,7 @@ class Structure:
     is_matrix: ClassVar[bool] = False  # a single fast map and nothing else
     is_mlp: ClassVar[bool] = False  # fast maps one after the other, with activations between them
     is_gated: ClassVar[bool] = False  # has a product of two fast maps
+    draws_w0: ClassVar[bool] = False  # has initial weights of its own, `draw_w0`
 
     def __init__(self, spec: MemorySpec):
         self.dim_in = spec.lifted_dim
@@ -68,6 +69,10 @@ class Structure:
 
     def forward(self, x: Tensor, fast: FastLinear) -> Tensor:
         """x (..., dim_in) -> (..., dim_out), by `fast(i, x)` and ordinary functions of the last axis."""
+        raise NotImplementedError
+
+    def draw_w0(self, heads: int) -> list[Tensor]:
+        """Initial weights of a layer, (heads, d_in, d_out) per fast map, if `draws_w0`."""
         raise NotImplementedError
 
 

@@ -29,12 +29,19 @@ def project_heads(
     return *activate(x, heads, dims, norms), tail
 
 
-def activate(x: Tensor, heads: int, dims: tuple[int, ...], norms: Norms) -> tuple[Tensor, Tensor, Tensor]:
-    """SiLU and norms: x (B, T, C) -> q, k, v (B, T, H, ·). Elementwise work, cheaper to recompute than to keep."""
+def activate(
+    x: Tensor, heads: int, dims: tuple[int, ...], norms: Norms, pairs: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """SiLU and norms: x (B, T, C) -> q, k, v (B, T, H, ·). Elementwise work, cheaper to recompute than to keep.
+
+    pairs: of keys and values of a head, each with a norm of its own.
+    """
 
     def function(x: Tensor) -> tuple[Tensor, ...]:
         parts = F.silu(x).split([heads * dim for dim in dims], dim=-1)
-        return tuple(_normalize(part.unflatten(-1, (heads, -1)), *norm) for part, norm in zip(parts, norms))
+        counts = heads, heads * pairs, heads * pairs
+        vectors = (part.unflatten(-1, (count, -1)) for part, count in zip(parts, counts))
+        return tuple(_normalize(s, *norm).flatten(-2).unflatten(-1, (heads, -1)) for s, norm in zip(vectors, norms))
 
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return recomputed(function, x)

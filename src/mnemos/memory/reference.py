@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .kv_memory import Pairs
+from .rules import norm_factor
 from .spec import Gates, MemorySpec
 from .state import MemoryState
 
@@ -44,7 +45,7 @@ def reference_scan(
                 token_gates = gates.map(lambda x, b=b, t=t: x[b, t])
                 outputs[b, t] = memory.token(q[b, t], k[b, t], v[b, t], token_gates)
             finals.append(memory.state())
-        zero = v.new_zeros(v.shape[2:])
+        zero = v.new_zeros(v.shape[2], spec.value_dim)
         y = torch.stack([torch.stack([outputs.get((b, t), zero) for t in range(T)]) for b in range(B)])
         final = MemoryState.stack(finals)
         final.conv = state.conv
@@ -96,6 +97,15 @@ class _Row:
         y = self.spec.network.forward(lifted, fast)
         return y + x if self.spec.has_residual else y
 
+    def loss(self, keys: Tensor, values: Tensor, weights: list[Tensor], probe: Tensor | None) -> Tensor:
+        """The inner loss of one token, over all its pairs: (H,)."""
+        total = torch.zeros(len(keys), dtype=self.wide, device=keys.device)
+        for key, value in zip(self.spec.pairs(keys), self.spec.pairs(values)):
+            if self.spec.normalize:
+                value = torch.cat([value, torch.ones_like(value[..., :1])], -1)
+            total = total + self.spec.loss.loss(self.network(key, weights, probe), value)
+        return total
+
     def kernel(self, x: Tensor) -> Tensor:
         """φ*(x)·φ*(k) for all keys k of the list: (H, K) -> (H, tokens)."""
         scores = (self.listed @ x.unsqueeze(-1)).squeeze(-1)
@@ -132,7 +142,7 @@ class _Row:
         A = [a if a.requires_grad else a.detach().requires_grad_() for a in self.A]
         # a gradient with respect to φ*(k)ᵀ δ is δ: that of what is added to the first map's output for k
         probes = torch.zeros_like(A[0]).requires_grad_() if spec.is_kv_cache else None
-        total = torch.zeros((), dtype=self.wide, device=k.device)
+        leaves, losses = A if probes is None else [probes, *A[1:]], []
         for lag in range(spec.window):
             weight = self.gates[-1 - lag]
             if gates.decay is not None:
@@ -140,13 +150,12 @@ class _Row:
             if gates.lag is not None:
                 weight = weight * gates.lag[..., lag]
             probe = None if probes is None or lag > self.position else probes[:, self.position - lag]
-            prediction, value = self.network(self.keys[-1 - lag], A, probe), self.values[-1 - lag]
-            if spec.normalize:
-                value = torch.cat([value, torch.ones_like(value[..., :1])], -1)
-            total = total + (weight * spec.loss.loss(prediction, value)).sum()
-        leaves = A if probes is None else [probes, *A[1:]]
-        G = torch.autograd.grad(total, leaves, create_graph=True, allow_unused=True)
-        G = [torch.zeros_like(a) if g is None else g for g, a in zip(G, A)]
+            losses.append((weight, self.loss(self.keys[-1 - lag], self.values[-1 - lag], A, probe)))
+        if spec.max_grad_norm is None:
+            G = _gradient(sum((weight * loss).sum() for weight, loss in losses), leaves)
+        else:  # each token's gradient by itself
+            parts = [_clipped(weight, _gradient(loss.sum(), leaves), spec.max_grad_norm) for weight, loss in losses]
+            G = [torch.stack(part).sum(0) for part in zip(*parts)]
 
         if spec.commits:
             roles = spec.update_rule.roles(gates, spec)
@@ -203,6 +212,17 @@ class _Row:
             pairs=pairs,
             start=[w.unsqueeze(0) for w in self.start],
         )
+
+
+def _gradient(total: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    gradients = torch.autograd.grad(total, leaves, create_graph=True, allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for g, x in zip(gradients, leaves)]
+
+
+def _clipped(weight: Tensor, gradients: list[Tensor], bound: float) -> list[Tensor]:
+    """weight (H,) times the gradients of one token, whose norm over all maps is shortened to `bound`."""
+    squared = torch.stack([g.square().sum((-2, -1)) for g in gradients]).sum(0)
+    return [_per_head(weight * norm_factor(squared, bound), g) for g in gradients]
 
 
 def _per_head(gate: Tensor, w: Tensor) -> Tensor:

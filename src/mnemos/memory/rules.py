@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -64,6 +65,10 @@ class Rule:
         """What gates (B, T, H) do under this rule."""
         return Roles(gates.lr, gates.momentum, gates.retain)
 
+    def max_lr(self, spec: MemorySpec) -> float | None:
+        """The largest stable lr; None for that of gradient descent times `lr_scale`."""
+        return None
+
     def lr_scale(self, spec: MemorySpec) -> float:
         """The largest stable lr relative to that of gradient descent with decay."""
         return 1.0
@@ -96,6 +101,16 @@ class Rule:
         return torch.zeros_like(W0, memory_format=torch.contiguous_format)
 
 
+def norm_factor(squared: Tensor, bound: float) -> Tensor:
+    """min(1, bound / norm) for squared norms: the factor that shortens a gradient to the norm `bound`.
+
+    >>> norm_factor(torch.tensor([0.0, 1.0, 16.0]), 2.0)
+    tensor([1.0000, 1.0000, 0.5000])
+    """
+    far = squared > bound**2
+    return torch.where(far, bound * torch.where(far, squared, 1.0).rsqrt(), 1.0)  # the root has no gradient at 0
+
+
 class CommittedRule(Rule):
     """S_t = momentum_t S_{t-1} - G_t; at a commit W ← retained W + lr_t step(S_t), and between commits W only decays."""
 
@@ -106,6 +121,9 @@ class CommittedRule(Rule):
         if spec.lr_position == "outside":
             return Roles(None, gates.momentum, gates.retain, rate=gates.lr)
         return Roles(gates.lr, gates.momentum, gates.retain, rate=torch.full_like(gates.lr, spec.step_size))
+
+    def max_lr(self, spec: MemorySpec) -> float | None:
+        return 1.0
 
     def step(self, S: Tensor, spec: MemorySpec) -> Tensor:
         """The direction of a commit, for the accumulators S (..., d_in, d_out) of one fast map."""
@@ -141,6 +159,16 @@ class Muon(CommittedRule):
     name = "muon"
     description = "Muon"
 
+    def max_lr(self, spec: MemorySpec) -> float | None:
+        """Steps of unit size after every token: the rate at which float32 and float64 stay together on a long stream of noise.
+
+        Newton–Schulz lifts the smallest directions of a gradient, rounding errors included; measured borders lie at 0.5 to 0.9 / sqrt(b c)
+        for chunks of b = 16 and 64 and windows of c = 4 to 16 (docs/log.md).
+        """
+        if spec.has_nuclear_step:
+            return None
+        return 0.4 / math.sqrt(spec.chunk_size * spec.window) if spec.commit == 1 else 1.0
+
     def step(self, S: Tensor, spec: MemorySpec) -> Tensor:
         return _scaled(newton_schulz(S, spec.ns_steps, NS_COEFFICIENTS[spec.ns_coefficients]), S, spec)
 
@@ -150,7 +178,7 @@ class Muon(CommittedRule):
     def is_windowed(self, spec: MemorySpec) -> bool:
         """A window longer than a map is wide has dependent rows: there the low-rank form is less exact, and no cheaper."""
         narrowest = min(min(shape) for shape in spec.shapes)
-        exact = spec.window <= narrowest and low_rank_growth(_schedule(spec)) <= MAX_GROWTH
+        exact = spec.window * spec.pairs_per_token <= narrowest and low_rank_growth(_schedule(spec)) <= MAX_GROWTH
         return exact and spec.commit == 1 and not spec.momentum
 
     def window_step(self, gram_in: Tensor, gram_out: Tensor, weight: Tensor, spec: MemorySpec) -> Tensor:

@@ -33,6 +33,7 @@ def scan(
     """Write the tokens (k, v) into the memory and read it with q, token by token in meaning, in large matmuls in fact.
 
     q, k: (B, T, H, key_dim), unlifted; v: (B, T, H, value_dim); gates: (B, T, H). q=None writes without reading (y is None).
+    With pairs_per_token > 1 in the spec, k and v have that many times the channels, pair after pair.
     features: the feature map of the spec, applied to keys and queries alike; None is the identity.
     mask: (B, T) bool, False tokens are skipped: no write, no step in position, y = 0.
     cu_seqlens: [0, end of document 1, ..., T] for B = 1; the state then has one row per document.
@@ -84,6 +85,16 @@ def step(
     compute = find("step", check_backend(backend), k, spec, backend)
     assert compute is not None
     return compute(q, k, v, gates, state, spec, features, mask)
+
+
+def inner_loss(key: Tensor, value: Tensor, state: MemoryState, spec: MemorySpec, features=None) -> Tensor:
+    """Inner loss of tokens at the state's weights, summed over their pairs: (B, T, H). value: as `MemorySpec.loss_value` returns it."""
+    losses = [
+        spec.loss.loss(prediction, v.to(prediction))
+        for k, v in zip(spec.pairs(key), spec.pairs(value))
+        for prediction in [read(k, state, spec, features)]
+    ]
+    return sum(losses[1:], losses[0])
 
 
 def read(q: Tensor, state: MemoryState, spec: MemorySpec, features: Callable[[Tensor], Tensor] | None = None) -> Tensor:

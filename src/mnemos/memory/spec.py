@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from ..deprecation import current_names, old_names, renamed_fields
+from .combinations import check_combinations
 from .features import FEATURES
 from .gates import Gates
 from .losses import LOSSES, InnerLoss
 from .networks import STRUCTURES, Chain, Structure
 from .newton_schulz import NS_COEFFICIENTS
 from .retention import RETENTIONS, RetainedDescent, Retention, TransformedRetention
-from .rules import RULES, GradientDescent, Muon, Rule
+from .rules import RULES, Muon, Rule
 
 if TYPE_CHECKING:
     from .state import MemoryState
@@ -33,6 +34,7 @@ LIMITS = {
     "window": MAX_DIM,
     "chunk_size": MAX_DIM,
     "ns_steps": 64,
+    "pairs_per_token": 64,
 }
 
 
@@ -61,6 +63,10 @@ class MemoryOptions:
     ns_steps, ns_coefficients: iterations of Newton–Schulz, and their polynomials: "muon" (singular values of 0.7 to 1.2 after five),
     "convergent" (slow, exact), "polar_express" (a polynomial of its own for each iteration: 0.84 to 1.13 after five, exact after eight).
     read: "after" the token's own write, or "before" it.
+    pairs_per_token: key-value pairs that a token writes. Its gradient is the sum over its pairs; gates, window, chunks and positions
+    count tokens. Keys and values then have pairs_per_token times as many channels, pair after pair.
+    max_grad_norm: the gradient of a token, over all fast maps of a head, is scaled down to at most this Frobenius norm, at the anchor
+    and before gates, lr and window; None leaves it as it is.
     """
 
     structure: str = "mlp"
@@ -86,6 +92,8 @@ class MemoryOptions:
     step_size: float = 1.0
     normalize: bool = False
     residual: bool = True
+    pairs_per_token: int = 1
+    max_grad_norm: float | None = None
 
     def __hash__(self) -> int:
         return self._hash
@@ -146,21 +154,7 @@ class MemorySpec(MemoryOptions):
         for name in ("momentum", "decay_first", "nesterov", "normalize", "residual"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r:.40} must be True or False")
-        if self.commit_every is not None:
-            if not self.commits:
-                raise ValueError(f"commit_every goes with {_committed()} only")
-            if type(self.commit_every) is not int or self.commit_every < 1 or self.chunk_size % self.commit_every:
-                raise ValueError(f"commit_every={self.commit_every!r:.40} must divide chunk_size={self.chunk_size}")
-        self._check_retention()
-        self._check_muon()
-        if self.anchor == "token" and (not self.network.is_matrix or self.commits or not self.loss.solvable):
-            raise ValueError(
-                "anchor='token' goes with structure='linear' and rule='gd' "
-                f"(any objective, features, window, momentum, read), not structure={self.structure!r}, rule={self.rule!r}"
-            )
-        if self.decay_first and self.anchor != "token":
-            raise ValueError("decay_first=True needs anchor='token' (structure='linear', rule='gd')")
-        self._check_kernel()
+        check_combinations(self)
         if self.lifted_dim > MAX_DIM:
             raise ValueError(
                 f"features={self.features!r} of degree={self.degree} lift key_dim={self.key_dim} to more than {MAX_DIM} dimensions"
@@ -171,56 +165,6 @@ class MemorySpec(MemoryOptions):
             )
         for name in ("loss", "retains", "update_rule", "windowed", "chain", "shapes"):
             getattr(self, name)  # torch.compile cannot trace the first use of a cached property
-
-    def _check_retention(self) -> None:
-        """Combinations of a transformed retention."""
-        if self.retains.is_linear:
-            return
-        if self.rule != GradientDescent.name or self.anchor != "chunk" or self.is_kv_cache or not self.momentum:
-            raise ValueError(
-                f"retention={self.retention!r} goes with rule='gd', anchor='chunk', momentum=True (its accumulator) and any features "
-                f"but 'exp', not rule={self.rule!r}, anchor={self.anchor!r}, momentum={self.momentum}, features={self.features!r}"
-            )
-        if self.nesterov or self.lr_position != "outside":
-            raise ValueError(f"nesterov and lr_position go with rule='muon', not retention={self.retention!r}")
-
-    def _check_muon(self) -> None:
-        """Combinations of nesterov, lr_position and step_size."""
-        if self.nesterov and not (self.commits and self.momentum):
-            raise ValueError(
-                f"nesterov=True goes with rule='muon' and momentum=True, not rule={self.rule!r}, momentum={self.momentum}"
-            )
-        if self.has_nuclear_step and not isinstance(self.update_rule, Muon):
-            raise ValueError(f"muon_scale='nuclear' goes with rule='muon' only, not rule={self.rule!r}")
-        if self.lr_position == "inside" and not self.commits:
-            raise ValueError(f"lr_position='inside' goes with rule='muon' only, not rule={self.rule!r}")
-        if self.lr_position == "inside" and not (self.momentum or self.commit > 1 or self.has_nuclear_step):
-            raise ValueError(
-                "lr_position='inside' needs momentum=True or commit_every > 1: a step that holds one gradient does not depend on lr"
-            )
-        if type(self.step_size) not in (int, float) or not 0 < self.step_size < float("inf"):
-            raise ValueError(f"step_size={self.step_size!r:.40} must be a number > 0")
-        if self.step_size != 1 and self.lr_position == "outside":
-            raise ValueError(
-                f"step_size={self.step_size!r:.40} goes with lr_position='inside' only: outside, lr is the size of a step"
-            )
-
-    def _check_kernel(self) -> None:
-        """Combinations of features="exp"."""
-        if self.normalize and not (self.is_kv_cache and self.network.is_matrix and not self.loss.uses_output):
-            raise ValueError(
-                "normalize=True goes with features='exp', structure='linear' and objective='dot', not "
-                f"features={self.features!r}, structure={self.structure!r}, objective={self.objective!r}"
-            )
-        if not self.is_kv_cache:
-            return
-        if not self.network.is_mlp or self.commits or self.anchor != "chunk":
-            why = "; a product of two maps that start at 0 never leaves it" if self.network.is_gated else ""
-            why = "; chunk_size=1 is the same" if self.anchor == "token" else why
-            raise ValueError(
-                "features='exp' goes with structure='linear' or 'mlp', rule='gd' and anchor='chunk' (any objective, window, "
-                f"momentum, read), not structure={self.structure!r}, rule={self.rule!r}, anchor={self.anchor!r}{why}"
-            )
 
     @property
     def is_kv_cache(self) -> bool:
@@ -293,18 +237,24 @@ class MemorySpec(MemoryOptions):
         return self.muon_scale == "nuclear"
 
     @property
+    def key_channels(self) -> int:
+        """Channels of the keys of a token, all its pairs."""
+        return self.pairs_per_token * self.key_dim
+
+    @property
     def loss_value_dim(self) -> int:
-        """Channels of a value as the inner loss takes it: value_dim, and one more for a threshold."""
-        return self.value_dim + self.loss.has_threshold
+        """Channels of the values of a token as the inner loss takes them: value_dim for each pair, and one more for a threshold."""
+        return self.pairs_per_token * (self.value_dim + self.loss.has_threshold)
 
     def loss_value(self, value: Tensor, gates: Gates) -> Tensor:
-        """Values (B, T, H, value_dim) as the inner loss takes them: with the token's threshold behind, if it has one."""
+        """Values (B, T, H, ·) as the inner loss takes them: with the token's threshold behind each pair's, if it has one."""
         if not self.loss.has_threshold:
             return value
         threshold = gates.threshold
         if threshold is None:
             threshold = torch.full_like(value[..., 0], self.loss.initial_threshold)
-        return torch.cat([value, threshold.to(value.dtype).unsqueeze(-1)], -1)
+        threshold = threshold.to(value.dtype).unsqueeze(-1)
+        return torch.cat([x for pair in self.pairs(value) for x in (pair, threshold)], -1)
 
     def target(self, value: Tensor, key: Tensor) -> Tensor:
         """The value that the network without its residual is trained on for a key: value - key, or the value itself."""
@@ -312,7 +262,18 @@ class MemorySpec(MemoryOptions):
             return value
         if not self.loss.has_threshold:
             return value - key
-        return torch.cat([value[..., : self.value_dim] - key, value[..., self.value_dim :]], -1)
+        pairs = zip(self.pairs(value), self.pairs(key))
+        return torch.cat([x for v, k in pairs for x in (v[..., : self.value_dim] - k, v[..., self.value_dim :])], -1)
+
+    def pairs(self, x: Tensor) -> tuple[Tensor, ...]:
+        """The pairs of a token's keys or values: (..., pairs_per_token * D) -> that many of (..., D)."""
+        return (x,) if self.pairs_per_token == 1 else x.chunk(self.pairs_per_token, -1)
+
+    def lift(self, features, x: Tensor) -> Tensor:
+        """The feature map of every pair: (..., heads, pairs_per_token * key_dim) -> (..., heads, pairs_per_token * lifted_dim)."""
+        if features is None:
+            return x
+        return features(x) if self.pairs_per_token == 1 else torch.cat([features(pair) for pair in self.pairs(x)], -1)
 
     @functools.cached_property
     def network(self) -> Structure:
@@ -376,8 +337,3 @@ def accumulates(rule: Any, retention: Any, commit: Any) -> bool:
         return (RULES.choose(rule)[0].commits and commit != 1) or not RETENTIONS.choose(retention)[0].is_linear
     except ValueError:
         return False
-
-
-def _committed() -> str:
-    rules = [f"rule={name!r}" for name, rule in RULES.items() if rule.commits]
-    return " or ".join([*rules, *(f"retention={name!r}" for name, kind in RETENTIONS.items() if not kind.is_linear)])

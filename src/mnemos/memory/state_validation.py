@@ -50,7 +50,8 @@ def check_state(
     gate = tensors["window_gate"]
     if gate.numel() and not (float(gate.min()) >= 0.0 and float(gate.max()) <= 1.0):
         raise ValueError(f"{path} has window gates outside of 0..1")
-    thresholds = tensors["window_value"][..., spec.value_dim :]  # of losses that take one per token
+    values = tensors["window_value"].unflatten(-1, (spec.pairs_per_token, -1))
+    thresholds = values[..., spec.value_dim :]  # of losses that take one per token
     if thresholds.numel() and not float(thresholds.min()) >= 0.0:
         raise ValueError(f"{path} has negative thresholds in window_value")
 
@@ -74,7 +75,7 @@ def check_parts(state: MemoryState, spec: MemorySpec, batch: int, heads: int) ->
                 expected = batch, heads, d_in, d_out
                 raise ValueError(f"state has {name}[{i}] of shape {tuple(x.shape)}, but {expected} is expected")
     c = spec.window - 1
-    if state.window_key.shape != (batch, c, heads, spec.key_dim) or (
+    if state.window_key.shape != (batch, c, heads, spec.key_channels) or (
         c
         and (state.window_value.shape, state.window_gate.shape)
         != ((batch, c, heads, spec.loss_value_dim), (batch, c, heads))
@@ -109,7 +110,10 @@ def state_shapes(spec: MemorySpec, batch: int, heads: int, longest: int) -> dict
         f"{kind}.{i}": (batch, heads, *shape) for kind in kinds for i, shape in enumerate(spec.shapes)
     }
     c = spec.window - 1
-    shapes |= {"window_key": (batch, c, heads, spec.key_dim), "window_value": (batch, c, heads, spec.loss_value_dim)}
+    shapes |= {
+        "window_key": (batch, c, heads, spec.key_channels),
+        "window_value": (batch, c, heads, spec.loss_value_dim),
+    }
     shapes |= {"window_gate": (batch, c, heads), "position": (batch,)}
     return shapes | Pairs.shapes(spec, batch, heads, longest) if spec.is_kv_cache else shapes
 

@@ -33,8 +33,9 @@ def check_inputs(
     cu_seqlens: Tensor | None,
 ) -> None:
     """The arguments of `scan`: shapes, types and devices; and values, but under torch.compile."""
-    _check_floats("k", k, spec.key_dim)
-    others = [("v", v, spec.value_dim)] if q is None else [("q", q, spec.key_dim), ("v", v, spec.value_dim)]
+    _check_floats("k", k, spec.key_channels)
+    others = [("v", v, spec.pairs_per_token * spec.value_dim)]
+    others = others if q is None else [("q", q, spec.key_dim), *others]
     for name, x, dim in others:
         _check_floats(name, x, dim)
         if x.shape[:3] != k.shape[:3]:
@@ -48,13 +49,8 @@ def check_inputs(
     if cu_seqlens is not None:
         documents = check_cu_seqlens(cu_seqlens, B, T)
     check_state(state, spec, documents, H, k.device)
-    if mask is not None and (not isinstance(mask, Tensor) or mask.shape != (B, T) or mask.dtype != torch.bool):
-        got = (
-            f"has shape {tuple(mask.shape)} and type {mask.dtype}"
-            if isinstance(mask, Tensor)
-            else f"is a {_kind(mask)}"
-        )
-        raise ValueError(f"mask {got}, but a bool tensor {(B, T)} is expected")
+    if mask is not None:
+        check_mask("mask", mask, k)
     _check_features(features, spec, H)
     _check_gates(gates, (B, T, H), spec, k.device)
     _check_network(spec, k)
@@ -65,7 +61,7 @@ def check_token(
 ) -> None:
     """The arguments of `step`."""
     if not isinstance(k, Tensor) or k.dim() != 4 or k.shape[1] != 1:
-        raise ValueError(f"k has shape {_shape(k)}, but step takes one token: (B, 1, H, {spec.key_dim})")
+        raise ValueError(f"k has shape {_shape(k)}, but step takes one token: (B, 1, H, {spec.key_channels})")
     if q is None:
         raise ValueError("q is None, but step reads: give (B, 1, H, key_dim), or use scan(None, ...) to write alone")
     check_inputs(q, k, v, gates, state, spec, features, mask, None)
@@ -98,6 +94,17 @@ def check_state(state: MemoryState, spec: MemorySpec, batch: int, heads: int, de
 def _same_but_for_steps(own: MemorySpec, spec: MemorySpec) -> bool:
     """Whether a call may use `spec` on a state of `own`: more or fewer Newton–Schulz iterations leave the state what it is."""
     return own.commits and dataclasses.replace(own, ns_steps=spec.ns_steps) == spec
+
+
+def check_mask(name: str, mask, like: Tensor) -> None:
+    """Raise a ValueError unless `mask` is a bool tensor of the first two axes of `like`, batch and time."""
+    if not isinstance(mask, Tensor) or mask.shape != like.shape[:2] or mask.dtype != torch.bool:
+        raise ValueError(f"{name} {describe(mask)}, but bool {tuple(like.shape[:2])} is expected")
+
+
+def describe(x) -> str:
+    """What x is, for messages."""
+    return f"has shape {tuple(x.shape)} and type {x.dtype}" if isinstance(x, Tensor) else f"is a {_kind(x)}"
 
 
 def _kind(x) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .layer import NeuralMemory
-from .scan import read
+from .scan import inner_loss
 from .state import MemoryState
 
 
@@ -156,8 +156,7 @@ def _one_pass(layer: NeuralMemory, chunks: Tensor, state: MemoryState) -> tuple[
 
 def _inner_loss(layer: NeuralMemory, key: Tensor, value: Tensor, state: MemoryState) -> Tensor:
     """Inner loss at the weights of `state`: key (B, T, H, K), value (B, T, H, V) -> (B, T, H)."""
-    prediction = read(key, state, layer.spec, layer.features)
-    return layer.spec.loss.loss(prediction, value.to(prediction))
+    return inner_loss(key, value, state, layer.spec, layer.features)
 
 
 @torch.no_grad()

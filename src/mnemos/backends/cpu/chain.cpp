@@ -283,17 +283,15 @@ class Lane : public Keys<T> {
           const T *first = Dpart + r * width, *second = first + dim, *third = first + m * dim;
           const T* Dscore = first + stacked * dim;
           const T *C = row.C + r * E, *P = score + r * E, *from = x + r * dim;
-          Dbeta[r] += dot(first, from, dim);
+          Dbeta[r] += dot_from(s.keeps_start ? third : nullptr, first, from, dim);
           if (m == 2) Df[r] += dot(second, from, dim);
           const T beta = row.beta[r], f = m == 2 ? row.f[r] : T(0);
           if (m == 2)
             for (int64_t i = 0; i < dim; i++) into[r * dim + i] = beta * first[i] + f * second[i];
           else
             for (int64_t i = 0; i < dim; i++) into[r * dim + i] = beta * first[i];
-          if (s.keeps_start) {
-            Dbeta[r] -= dot(third, from, dim);
+          if (s.keeps_start)
             for (int64_t i = 0; i < dim; i++) into[r * dim + i] += (T(1) - beta) * third[i];
-          }
           for (int64_t i = 0; i < E; i++) {
             DC[r * E + i] += Dscore[i] * P[i];
             square[r * E + i] = C[i] * Dscore[i];
@@ -307,8 +305,7 @@ class Lane : public Keys<T> {
         for (int64_t r = 0; r < L; r++) {
           const T *of_W = score + r * width, *of_S = of_W + dim, *of_E = of_W + stacked * dim, *from = Dout + r * dim;
           const T* C = row.C + r * E;
-          Dbeta[r] += dot(of_W, from, dim);
-          if (s.keeps_start) Dbeta[r] -= dot(of_W + m * dim, from, dim);
+          Dbeta[r] += dot_from(s.keeps_start ? of_W + m * dim : nullptr, of_W, from, dim);
           if (m == 2) Df[r] += dot(of_S, from, dim);
           for (int64_t i = 0; i < E; i++) {
             DC[r * E + i] += square[r * E + i] * of_E[i];
@@ -363,11 +360,9 @@ class Lane : public Keys<T> {
       mm(D.wide[l], weighed, false, D.Z[l], false, E, map[l].w, both);
       mm(Dweighed, t.wide[l], false, D.Z[l], true, E, both, map[l].w);
       T *DW = D.Z[l], *DS = DW + size(l), *W = t.Z[l], *S = W + size(l);
-      Dkeep[0] += dot(DW, W, size(l));
+      Dkeep[0] += dot_from(s.keeps_start ? start_of(t, l) : nullptr, W, DW, size(l));
       if (s.keeps_start) {
-        const T* W0 = start_of(t, l);
         T* DW0 = start_of(D, l);
-        Dkeep[0] -= dot(DW, W0, size(l));
         for (int64_t i = 0; i < size(l); i++) DW0[i] += (T(1) - keep[0]) * DW[i];
       }
       if (m == 2) {

@@ -9,15 +9,16 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Sequence
+from types import NoneType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...memory.config import NeuralMemoryConfig
+from ...memory.features import Monomials
 from ...memory.gating import Gating
 from ...memory.layer import NeuralMemory
-from ...memory.rules import GradientDescent
 from ...memory.state import MemoryState
 from ...memory.state_validation import check_place
 from ...nn.attention import Attention, AttentionCache
@@ -29,7 +30,7 @@ from ..torch.step import after_token
 from . import token
 from .build import unavailable_reason
 from .engine import PLAIN, unsupported_spec
-from .step import matrices
+from .step import matrices, unsupported_rule
 from .structs import LOSSES
 
 SMALL_NUMEL = 1 << 15  # inputs up to which one call of a kernel is faster than a chain of torch operations
@@ -99,21 +100,21 @@ def readable(parameters: Sequence[Tensor | None], shapes: Sequence[Shape | None]
 
 def unsupported_memory(memory: NeuralMemory) -> str | None:
     """Why the kernel for one token does not compute this kind of layer, or None if it does."""
-    return _unsupported_layer(memory.config, type(memory.gating), memory.features is None)
+    return _unsupported_layer(memory.config, type(memory.gating), type(memory.features))
 
 
 @functools.lru_cache(maxsize=256)
-def _unsupported_layer(config: NeuralMemoryConfig, gating: type[nn.Module], is_identity: bool) -> str | None:
+def _unsupported_layer(config: NeuralMemoryConfig, gating: type[nn.Module], features: type) -> str | None:
     spec = config.spec
-    if type(spec.update_rule) is not GradientDescent or type(spec.loss) not in LOSSES:
-        return "one token: rule 'gd', objectives 'l2' and 'dot'"
-    if spec.window > 1 or config.gate_parts:
-        return "one token: the kernel knows window=1 without a gate"
+    if type(spec.loss) not in LOSSES:
+        return "one token: the kernel has objectives 'l2' and 'dot'"
     if gating is not Gating:
-        return "one token: the kernel knows gating='linear'"
-    if not is_identity:
-        return "one token: the kernel knows features='identity'"
-    return "backend='torch'" if config.backend == "torch" else unsupported_spec(spec)
+        return "one token: the kernel has gating='linear'"
+    if features not in (NoneType, Monomials):
+        return "one token: the kernel has features 'identity' and 'monomials'"
+    if config.backend == "torch":
+        return "backend='torch'"
+    return unsupported_spec(spec) or unsupported_rule(spec)
 
 
 def _begin_memory(memory: NeuralMemory, x: Tensor, state: MemoryState) -> Begin | None:
@@ -121,21 +122,24 @@ def _begin_memory(memory: NeuralMemory, x: Tensor, state: MemoryState) -> Begin 
     x, state = memory.check(x, state)
     check_place(state, x.shape[0])  # the kernel itself compares the matrices
     parts = memory._modules
-    if not is_unmodified(*map(parts.get, MEMORY_PARTS), memory.gating, memory.gating.linear):
+    gating = memory.gating
+    if not is_unmodified(*map(parts.get, MEMORY_PARTS), parts.get("features"), gating, gating.linear):
         return None
-    parameters = _memory_parameters(memory)
+    if type(gating.token) not in (NoneType, nn.Linear):
+        return None
+    parameters = memory_parameters(memory)
     shapes = _shapes.get(memory)
     if shapes is None:
         shapes = _shapes[memory] = _memory_shapes(memory)
-    if not readable(parameters, shapes, x.dtype) or unsupported_call(x, state.window_key, state.conv) is not None:
+    raw = state.window_key, state.window_value, state.window_gate
+    if not readable(parameters, shapes, x.dtype) or unsupported_call(x, *raw, state.conv) is not None:
         return None
 
     def begin():
         old, new = matrices(state, x.dtype, state.inplace)
-        call, tail = token.layer(x.shape[0], state.conv, parameters, config, old, new)
+        call, tail, window = token.layer(x.shape[0], state.conv, raw, parameters, config, old, new)
 
         def after() -> MemoryState:
-            window = state.window_key, state.window_value, state.window_gate
             final = after_token(state, *new, old[2], window, state.inplace)
             final.conv = tail
             return final
@@ -145,16 +149,25 @@ def _begin_memory(memory: NeuralMemory, x: Tensor, state: MemoryState) -> Begin 
     return begin
 
 
-def _memory_parameters(memory: NeuralMemory) -> tuple[Tensor | None, ...]:
-    """The parameters that the kernel reads, in its order; those of the static branch are last."""
+def memory_parameters(memory: NeuralMemory) -> tuple[Tensor | None, ...]:
+    """The parameters that the kernel reads, in its order: qkv, convolution, gates and their offset, the offset of fixed retain, norm,
+    norm of the static branch, output gate, out; the features' coefficients, the token gate, its offset, the offset of the decay over
+    lags; and the maps of the static branch."""
     part = memory._modules.get  # a third of the time of `memory.conv`, at every token
     qkv, conv, norm, start_norm, gate, out = (
         None if module is None else module._parameters["weight"] for module in map(part, MEMORY_PARTS)
     )
     gating = memory.gating
     gates = gating.linear.weight, gating.offset, gating.retain_offset
+    features, token = part("features"), gating.token
+    window = (
+        None if features is None else features._parameters["log_coefficients_offset"],
+        None if token is None else token._parameters["weight"],
+        gating.token_offset,
+        gating.decay_offset,
+    )
     maps = () if start_norm is None or memory.W0 is None else memory.W0._parameters.values()
-    return qkv, conv, *gates, norm, start_norm, gate, out, *maps
+    return qkv, conv, *gates, norm, start_norm, gate, out, *window, *maps
 
 
 def _memory_shapes(memory: NeuralMemory) -> tuple[Shape | None, ...]:
@@ -171,6 +184,10 @@ def _memory_shapes(memory: NeuralMemory) -> tuple[Shape | None, ...]:
         (spec.value_dim,) if config.has_w0_branch else None,
         (values, dim) if config.output_gate else None,
         (dim, values),
+        None if memory.features is None else (H, spec.degree + 1),
+        (H, config.gate_hidden) if "token" in config.gate_parts else None,
+        (H,) if "token" in config.gate_parts else None,
+        (H,) if "decay" in config.gate_parts else None,
         *maps,
     )
 

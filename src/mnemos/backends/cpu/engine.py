@@ -61,6 +61,8 @@ def unsupported_spec(spec: MemorySpec) -> str | None:
     """Why the kernels do not compute this memory, or None if they do."""
     if spec.anchor != "chunk" or spec.is_kv_cache:
         return "anchor='token' and features='exp' have no kernel"
+    if spec.max_grad_norm is not None or spec.pairs_per_token > 1:
+        return "max_grad_norm and pairs_per_token > 1 have no kernel"
     if type(spec.update_rule) not in RULES or type(spec.loss) not in LOSSES:
         return "the kernels have rules 'gd' and 'muon', objectives 'l2' and 'dot'"
     if isinstance(spec.update_rule, Muon) and not spec.windowed:
@@ -70,8 +72,6 @@ def unsupported_spec(spec: MemorySpec) -> str | None:
             return "the kernel of commit intervals decays towards 0, not towards W0"
     if spec.chain is None or len(spec.chain.groups) > MAPS:
         return f"the network must be a chain of at most {MAPS} fast maps"
-    if spec.windowed and any(len(group) > 1 for group in spec.chain.groups):
-        return "the kernel of commits after every token has no gated networks"
     return None
 
 
@@ -79,6 +79,8 @@ def unsupported_scan(k: Tensor, spec: MemorySpec, backend: str = "auto") -> str 
     reason = unsupported(k, spec)
     if reason is not None:
         return reason
+    if spec.windowed and spec.chain is not None and any(len(group) > 1 for group in spec.chain.groups):
+        return "the kernel of commits after every token has no gated networks"
     if k.dtype != torch.float64 and torch.is_autocast_enabled(k.device.type):
         return "autocast: the kernels compute in float32 and float64"
     if backend == "auto" and _threads() > 2 * k.shape[0] * k.shape[2]:

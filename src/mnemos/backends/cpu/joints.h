@@ -168,4 +168,14 @@ T dot(const T* x, const T* y, int64_t n) {
   return sum;
 }
 
+// (x - origin) · y, in one sum: x may be close to origin. No origin: x · y
+template <typename T>
+T dot_from(const T* origin, const T* x, const T* y, int64_t n) {
+  if (origin == nullptr) return dot(x, y, n);
+  T sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; i++) sum += (x[i] - origin[i]) * y[i];
+  return sum;
+}
+
 }  // namespace

@@ -8,11 +8,12 @@
 
 namespace {
 
-// windows with such kernels: 16 and 8 numbers in float32, 8 and 4 in float64
+// windows with such kernels: 16, 8 and 4 numbers in float32, 8 and 4 in float64
 template <typename T>
 constexpr int kLong = 64 / sizeof(T);
 template <typename T>
 constexpr int kShort = 32 / sizeof(T);
+constexpr int kShortest = 4;
 
 // Products of square matrices whose rows fill a register: all of y is held in registers
 template <typename T, int N>

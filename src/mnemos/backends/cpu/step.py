@@ -5,20 +5,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...memory.rules import GradientDescent
 from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState
 from ..torch.step import step as torch_step
 from . import token
 from .build import unavailable_reason
 from .engine import unsupported
+from .structs import LONGEST_WINDOW
 
 
 def unsupported_step(k: Tensor, spec: MemorySpec, backend: str = "auto") -> str | None:
     if torch.is_grad_enabled():
         return "the kernel for one token has no gradients"
-    if spec.commits:
-        return "the kernel for one token has rule='gd' only"
-    return unsupported(k, spec) or unavailable_reason("token")
+    return unsupported(k, spec) or unsupported_rule(spec) or unavailable_reason("token")
+
+
+def unsupported_rule(spec: MemorySpec) -> str | None:
+    """Why the kernels for one token do not compute this rule, or None if they do."""
+    if type(spec.update_rule) is GradientDescent or (spec.windowed and spec.window <= LONGEST_WINDOW):
+        return None
+    return "one token: the kernel has rule='gd', and rule='muon' with commit_every=1 and momentum=False"
 
 
 def step(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask):
@@ -26,10 +33,11 @@ def step(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, 
 
     def write(query: Tensor, window_tokens, weight: Tensor | None, gates: Gates, state, spec, dtype):
         old, new = matrices(state, dtype, inplace)
-        lr = gates.lr.to(dtype).reshape(-1, 1, 1)
-        momentum, retain = (None if gate is None else gate.to(dtype) for gate in (gates.momentum, gates.retain))
-        weight = lr if weight is None else lr * weight
-        y = token.chain_step(spec, query, window_tokens, weight, (momentum, retain), old, new)
+        roles = spec.update_rule.roles(gates, spec).map(lambda x: x.to(dtype).reshape(-1, 1, 1))  # B 1 H -> G 1 1
+        if roles.strength is not None:
+            weight = roles.strength if weight is None else roles.strength * weight
+        weight = query.new_ones(len(query), 1, 1) if weight is None else weight
+        y = token.chain_step(spec, query, window_tokens, weight, (roles.momentum, roles.retain, roles.rate), old, new)
         return y, *new, old[2]
 
     return torch_step(q, k, v, gates, state, spec, features, mask, write, inplace)

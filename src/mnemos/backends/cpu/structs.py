@@ -6,8 +6,12 @@ import ctypes
 from typing import Any
 
 from ...memory.losses import L2, Dot, InnerLoss
+from ...memory.newton_schulz import FLOOR, NS_COEFFICIENTS, polynomials
+from ...memory.spec import MemorySpec
 
 MAPS = 16  # of a chain, at most
+MAX_STEPS = 64  # iterations of Newton–Schulz
+LONGEST_WINDOW = 1 << 14  # of a rule with such steps, at one token
 LOSSES: dict[type[InnerLoss], bool] = {L2: True, Dot: False}  # inner losses that the kernels know
 Many = ctypes.c_int64 * (2 * MAPS)
 KINDS = 7  # of matrices in `Arrays`
@@ -23,6 +27,29 @@ def addresses(*names: str) -> list[tuple[str, Any]]:
     return [(name, ctypes.c_void_p) for name in names]
 
 
+class WindowRule(ctypes.Structure):
+    """A rule of the windowed family; without steps it is gradient descent. a, b, c: of every iteration."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("window", "steps", "nuclear")),
+        ("floor", ctypes.c_double),
+        *((name, ctypes.c_double * MAX_STEPS) for name in "abc"),
+    ]
+
+    @classmethod
+    def of(cls, window: int, nuclear: bool, numbers: list[float]) -> WindowRule:
+        """numbers: a, b and c of every iteration."""
+        schedule = ((ctypes.c_double * MAX_STEPS)(*numbers[i::3]) for i in range(3))
+        return cls(window, len(numbers) // 3, nuclear, FLOOR, *schedule)
+
+
+def schedule(spec: MemorySpec) -> list[float]:
+    """a, b and c of every Newton–Schulz iteration of a windowed rule; nothing for gradient descent."""
+    if not spec.windowed:
+        return []
+    return [x for polynomial in polynomials(NS_COEFFICIENTS[spec.ns_coefficients], spec.ns_steps) for x in polynomial]
+
+
 class Sizes(ctypes.Structure):
     _fields_ = [
         *(
@@ -30,6 +57,7 @@ class Sizes(ctypes.Structure):
             for name in ("groups", "lanes", "heads", "entries", "l2", "before", "starts", "threads", "poison")
         ),
         *((name, Many) for name in ("in", "out", "maps")),
+        ("rule", WindowRule),
     ]
 
 
@@ -42,7 +70,8 @@ class Mix(ctypes.Structure):
 
 class Arrays(ctypes.Structure):
     _fields_ = [
-        *views("query", "keys", "values", "weight", "momentum", "retain"),
+        *addresses("gemm"),
+        *views("query", "keys", "values", "weight", "momentum", "retain", "rate"),
         ("matrices", Matrices),  # W, S, A, newW, newS, branch, W0, 2 * MAPS each
         *views("y", "said"),
     ]
@@ -54,6 +83,8 @@ class LayerSizes(ctypes.Structure):
         ("effective_max_lr", ctypes.c_double),
         ("start", ctypes.POINTER(ctypes.c_double)),
         ("start_bytes", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("degree", "hidden", "lags", "decay", "inside")),
+        *((name, ctypes.c_double) for name in ("lag_start", "token_start", "decay_start", "step_size")),
     ]
 
 
@@ -62,6 +93,8 @@ class Layer(ctypes.Structure):
         *addresses("gemm"),
         *views("x", "tail", "qkv", "conv", "gates", "gates_offset", "retain"),
         *views("norm", "start_norm", "output_gate", "out", "y", "new_tail"),
+        *views("log_coefficients", "token", "token_offset", "decay"),
+        *views("window_key", "window_value", "window_gate", "new_window_key", "new_window_value", "new_window_gate"),
     ]
 
 

@@ -1,7 +1,6 @@
-// One token: through the fast maps of a chain, as memory/step.py has it in torch, and through an ordinary linear map.
+// One token: through a memory layer, sliding-window attention, a whole block, and an ordinary linear map.
 //
-// One lane (batch row and head) after another, each on one thread; every matrix of the state is read once and written once.
-// Matrices are row-major (in, out). G lanes, c entries of the window, F lifted key dim, V value dim.
+// B batch, H heads, G lanes (batch row and head), c window, K key dim, F lifted key dim, V value dim.
 
 #include <algorithm>
 #include <cstdint>
@@ -9,195 +8,12 @@
 #include <memory>
 #include <new>
 
-#include "border.h"
-#include "joints.h"
-#include "product.h"
+#include "chain_step.h"
+#include "window_token.h"
 
 namespace {
 
-constexpr int kMaxMaps = 32;
 constexpr int64_t kSerial = 1 << 20;  // numbers of a matrix below which a second thread costs more than it saves
-
-struct Sizes {  // all int64, as Python fills it in
-  int64_t groups, lanes, heads, entries, l2, before;
-  int64_t starts;  // rows of W0: 1 where all rows share it, 0 where weights decay towards 0
-  int64_t threads, poison;
-  int64_t in[kMaxMaps], out[kMaxMaps], maps[kMaxMaps];  // of each group; two maps are joined by geglu
-};
-
-template <typename T>
-struct Arrays {
-  View<const T> query, keys, values;       // G F, G c F, G c V
-  View<const T> weight, momentum, retain;  // G c, G, G; no momentum: 0, no retain: 1
-  View<const T> W[kMaxMaps], S[kMaxMaps], A[kMaxMaps];
-  View<T> newW[kMaxMaps], newS[kMaxMaps];  // may be W and S themselves; newS: none where the memory has no momentum
-  View<const T> branch[kMaxMaps];          // (heads, in, out): maps that nothing writes, read with the same queries where there is `said`
-  View<const T> W0[kMaxMaps];              // (starts, heads, in, out): the initial weights, which W decays towards
-  View<T> y, said;                         // G V
-};
-
-// z (c, ·) += x (c, m) M (m, n); ld: distance between rows of z
-template <typename T>
-void add_product(const T* x, const T* M, T* z, int64_t c, int64_t m, int64_t n, int64_t ld) {
-  for (int64_t i = 0; i < m; i++, M += n)
-    for (int64_t e = 0; e < c; e++) {
-      const T factor = x[e * m + i];
-      T* to = z + e * ld;
-#pragma omp simd
-      for (int64_t j = 0; j < n; j++) to[j] += factor * M[j];
-    }
-}
-
-// z (m) = M (m, n) x, or z += where adding
-template <typename T>
-void add_transposed(const T* x, const T* M, T* z, int64_t m, int64_t n, bool adding) {
-  int64_t i = 0;
-  for (; i + 4 <= m; i += 4, M += 4 * n) {
-    T s0 = 0, s1 = 0, s2 = 0, s3 = 0;
-#pragma omp simd reduction(+ : s0, s1, s2, s3)
-    for (int64_t j = 0; j < n; j++)
-      s0 += x[j] * M[j], s1 += x[j] * M[n + j], s2 += x[j] * M[2 * n + j], s3 += x[j] * M[3 * n + j];
-    const T sums[] = {s0, s1, s2, s3};
-    for (int k = 0; k < 4; k++) z[i + k] = (adding ? z[i + k] : T(0)) + sums[k];
-  }
-  for (; i < m; i++, M += n) z[i] = (adding ? z[i] : T(0)) + dot(x, M, n);
-}
-
-template <typename T>
-class Token {
- public:
-  Token(const Sizes& s, const Arrays<T>& a) : s(s), a(a), c(s.entries) {
-    for (int g = 0; g < s.groups; g++) {
-      joint[g] = {s.maps[g] == 2, s.out[g]};
-      widest = std::max({widest, s.in[g], s.maps[g] * s.out[g]});
-      u_at[g] = room, room += c * s.in[g];
-      z_at[g] = room, room += c * s.maps[g] * s.out[g];
-      d_at[g] = room, room += c * s.maps[g] * s.out[g];
-      total += s.maps[g];
-    }
-    back_at = room, room += c * widest;
-    room += 3 * widest;
-    if (a.said) room = std::max(room, 2 * s.lanes / s.heads * widest);
-  }
-
-  int64_t room = 0;  // numbers of workspace
-
-  void run(int64_t lane, T* ws) const {
-    const int last = s.groups - 1;
-    const int64_t F = s.in[0], V = s.out[last];
-    T *back = ws + back_at, *x = back + c * widest, *z = x + widest, *spare = z + widest;
-    std::copy_n(a.keys + lane * c * F, c * F, ws + u_at[0]);
-    for (int g = 0, i = 0; g <= last; i += s.maps[g++]) {
-      T* out = ws + z_at[g];
-      const int64_t wide = s.maps[g] * s.out[g];
-      std::fill_n(out, c * wide, T(0));
-      for (int k = 0; k < s.maps[g] && (g < last || s.l2); k++)
-        add_product(ws + u_at[g], a.A[i + k] + lane * s.in[g] * s.out[g], out + k * s.out[g], c, s.in[g], s.out[g], wide);
-      if (g < last) joint[g].value(out, ws + u_at[g + 1], c);
-    }
-    const T *z_last = ws + z_at[last], *v = a.values + lane * c * V;
-    for (int64_t j = 0; j < c * V; j++) ws[d_at[last] + j] = z_last[j] - v[j];
-    for (int g = last, i = total - s.maps[last]; g > 0; i -= s.maps[--g]) {
-      const int64_t m = s.in[g], n = s.out[g], wide = s.maps[g] * n;
-      for (int64_t e = 0; e < c; e++)
-        for (int k = 0; k < s.maps[g]; k++)
-          add_transposed(ws + d_at[g] + e * wide + k * n, a.A[i + k] + lane * m * n, back + e * m, m, n, k > 0);
-      joint[g - 1].pull(ws + z_at[g - 1], back, ws + d_at[g - 1], c);
-    }
-    std::copy_n(a.query + lane * F, F, x);
-    for (int g = 0, i = 0; g <= last; i += s.maps[g++]) {
-      const int64_t n = s.out[g], wide = s.maps[g] * n;
-      std::fill_n(z, wide, T(0));
-      for (int k = 0; k < s.maps[g]; k++)
-        write_and_read(i + k, lane, s.in[g], n, ws + u_at[g], ws + d_at[g] + k * n, wide, x, z + k * n, spare);
-      if (g < last) joint[g].value(z, x, 1);
-    }
-    std::copy_n(z, V, a.y + lane * V);
-  }
-
-  // said = the network at the branch's maps, for all rows of a head at once: the maps are the same for all of them
-  void read_branch(int64_t head, T* ws) const {
-    const int64_t rows = s.lanes / s.heads, F = s.in[0], V = s.out[s.groups - 1];
-    T *x = ws, *z = x + rows * widest;
-    for (int64_t b = 0; b < rows; b++) std::copy_n(a.query + (b * s.heads + head) * F, F, x + b * F);
-    for (int g = 0, i = 0; g < s.groups; i += s.maps[g++]) {
-      const int64_t n = s.out[g], wide = s.maps[g] * n;
-      std::fill_n(z, rows * wide, T(0));
-      for (int k = 0; k < s.maps[g]; k++) add_product(x, a.branch[i + k] + head * s.in[g] * n, z + k * n, rows, s.in[g], n, wide);
-      if (g + 1 < s.groups) joint[g].value(z, x, rows);
-    }
-    for (int64_t b = 0; b < rows; b++) std::copy_n(z + b * V, V, a.said + (b * s.heads + head) * V);
-  }
-
- private:
-  // S <- momentum S - Σ_e weight_e u_eᵀ d_e, W <- retain W + (1 - retain) W0 + S, and z += x W, row by row: memory likes few streams
-  void write_and_read(int i, int64_t lane, int64_t m, int64_t n, const T* u, const T* d, int64_t ld, const T* x, T* z,
-                      T* spare) const {
-    const T keep = a.retain ? a.retain[lane] : T(1), carry = a.momentum ? a.momentum[lane] : T(0);
-    const T* weight = a.weight + lane * c;
-    const bool before = s.before;
-    const T* towards = s.starts && a.retain ? a.W0[i] + (s.starts == 1 ? lane % s.heads : lane) * m * n : nullptr;
-    for (int64_t r = 0; r < m; r++) {
-      const int64_t at = (lane * m + r) * n;
-      const T *W = a.W[i] + at, *S = a.S[i] + at;
-      T *newW = a.newW[i] + at, *newS = a.newS[i] ? a.newS[i] + at : spare;
-      T factor = carry;
-      if (!a.momentum) std::fill_n(newS, n, T(0)), S = newS;
-      for (int64_t e = 0; e + 1 < c; e++, S = newS, factor = 1) {  // all entries but the last, which is the token itself
-        const T push = weight[e] * u[e * m + r];
-#pragma omp simd
-        for (int64_t j = 0; j < n; j++) newS[j] = factor * S[j] - push * d[e * ld + j];
-      }
-      const T *last = d + (c - 1) * ld, push = weight[c - 1] * u[(c - 1) * m + r], read = x[r];
-      if (towards) {
-        const T *W0 = towards + r * n, forget = T(1) - keep;
-#pragma omp simd
-        for (int64_t j = 0; j < n; j++) {
-          const T old = W[j], moved = factor * S[j] - push * last[j], next = keep * old + forget * W0[j] + moved;
-          newS[j] = moved, newW[j] = next;
-          z[j] += read * (before ? old : next);
-        }
-        continue;
-      }
-#pragma omp simd
-      for (int64_t j = 0; j < n; j++) {
-        const T old = W[j], moved = factor * S[j] - push * last[j], next = keep * old + moved;
-        newS[j] = moved, newW[j] = next;
-        z[j] += read * (before ? old : next);
-      }
-    }
-  }
-
-  const Sizes& s;
-  const Arrays<T>& a;
-  const int64_t c;
-  int64_t widest = 0, back_at = 0, u_at[kMaxMaps], z_at[kMaxMaps], d_at[kMaxMaps];
-  int total = 0;  // maps
-  Joint<T> joint[kMaxMaps];
-};
-
-template <typename T>
-bool step(const Sizes& s, const Arrays<T>& a) {
-  const Token<T> token(s, a);
-  bool enough = true;
-#pragma omp parallel num_threads(s.threads) if (s.threads > 1)
-  {
-    const std::unique_ptr<T[]> ws(new (std::nothrow) T[token.room]);
-    if (!ws) {
-#pragma omp atomic write
-      enough = false;
-    } else if (s.poison) {
-      std::fill_n(ws.get(), token.room, std::numeric_limits<T>::quiet_NaN());
-    }
-#pragma omp for schedule(dynamic)
-    for (int64_t lane = 0; lane < s.lanes; lane++)
-      if (ws) token.run(lane, ws.get());
-#pragma omp for schedule(dynamic)
-    for (int64_t head = 0; head < (a.said ? s.heads : 0); head++)
-      if (ws) token.read_branch(head, ws.get());
-  }
-  return enough;
-}
 
 // numbers side by side, as many as a vector register holds, at any address
 template <typename T>
@@ -361,7 +177,7 @@ void range(const T* x, int64_t n, double* ends) {
   ends[1] = nan ? std::numeric_limits<double>::quiet_NaN() : high;
 }
 
-// A memory layer at one token (memory/layer.py): window 1, identity features, no gate but lr, momentum and retain
+// A memory layer at one token (memory/layer.py)
 template <typename T>
 struct Layer {
   Gemm<T> gemm;
@@ -369,49 +185,124 @@ struct Layer {
   View<const T> qkv, conv, gates, gates_offset, retain;  // the layer's parameters; retain: H, the same at all tokens
   View<const T> norm, start_norm, output_gate, out;    // start_norm: none where the start is not read
   View<T> y, new_tail;                                 // B dim, B width-1 C
+  WindowArrays<T> window;
 };
 
 struct LayerSizes {
   int64_t dim, momentum, retain, residual;  // retain: whether it comes from x
   double lr_ceiling;
   View<const double> start;  // what is added to the gates' logits: H each for lr, momentum and retain, as far as there are such gates
+  WindowSizes window;
+
+  int64_t own_gates(int64_t H) const { return H * (1 + momentum + retain); }
+  int64_t gates(int64_t H, int64_t c) const { return own_gates(H) + window.lags * H * c + window.hidden; }
 };
+
+// What the gates of one token are, and the weights of its window
+template <typename T>
+struct GateValues {
+  T *lr, *momentum, *retain, *gate, *weight;  // G each, weight: G c
+  bool finite = true;
+
+  // mapped: (B, gates), the linear map of x
+  GateValues(const LayerSizes& l, const Layer<T>& p, const T* mapped, T* room, int64_t B, int64_t H, int64_t c, bool steps)
+      : lr(room), momentum(lr + B * H), retain(momentum + B * H), gate(retain + B * H), weight(gate + B * H) {
+    const WindowSizes& w = l.window;
+    const int64_t own = l.own_gates(H), gates = l.gates(H, c);
+    for (int64_t b = 0; b < B; b++)
+      for (int64_t h = 0; h < H; h++) {
+        const T *row = mapped + b * gates, *z = row + h, *offset = p.gates_offset + h;
+        const double* start = l.start + h;
+        const auto logit = [&](int64_t i) { return z[i] + offset[i] + T(start[i]); };
+        const int64_t at = b * H + h;
+        const T push = l.momentum ? logit(H) : T(0);
+        const int64_t k = l.momentum ? 2 * H : H;
+        lr[at] = T(l.lr_ceiling) * sigmoid(logit(0)) * (l.momentum ? sigmoid(-push) : T(1));
+        momentum[at] = sigmoid(push);
+        retain[at] = l.retain ? sigmoid(logit(k)) : p.retain ? sigmoid(p.retain[h] + T(start[k])) : T(1);
+        gate[at] = w.hidden ? token_gate(w, p, row + gates - w.hidden, p.gates_offset + gates - w.hidden, h) : T(1);
+        finite = finite && std::isfinite(lr[at] + momentum[at] + retain[at] + gate[at]);
+        const T strength = steps && !w.inside ? T(1) : lr[at], base = w.decay ? sigmoid(p.window.decay[h] + T(w.decay_start)) : T(1);
+        T power = 1;
+        for (int64_t lag = 0; lag < c; lag++, power *= base) {
+          const int64_t of_lag = own + h * c + lag, before = (b * (c - 1) + c - 1 - lag) * H + h;
+          const T open = w.lags ? sigmoid(row[of_lag] + p.gates_offset[of_lag] + T(w.lag_start)) : T(1);
+          const T own_gate = lag ? p.window.gate[before] : gate[at];
+          weight[at * c + c - 1 - lag] = strength * power * open * own_gate;
+          finite = finite && std::isfinite(power * open);
+        }
+      }
+  }
+
+ private:
+  static T token_gate(const WindowSizes& w, const Layer<T>& p, const T* z, const T* offset, int64_t h) {
+    T sum = p.window.token_offset[h] + T(w.token_start);
+    for (int64_t i = 0; i < w.hidden; i++) {
+      const T hidden = z[i] + offset[i];
+      sum += p.window.token[h * w.hidden + i] * hidden * sigmoid(hidden);
+    }
+    return sigmoid(sum);
+  }
+};
+
+// Queries and keys of the window, lifted, and the values that its network is trained on, lane after lane
+template <typename T>
+struct WindowTokens {
+  T *query, *keys, *values;  // G F, G c F, G c V
+
+  // q, k: (B, H, K), v: (B, H, V), of the token itself; false: there is no memory for tables
+  bool fill(const LayerSizes& l, const Layer<T>& p, const T* q, const T* k, const T* v, const Mix& m, int64_t c, int64_t F, bool l2,
+            T* scales) {
+    const int64_t K = m.K, V = m.V, G = m.B * m.H;
+    Monomials monomials(K, l.window.degree);
+    if (l.window.degree && !monomials.make()) return false;
+    for (int64_t h = 0; l.window.degree && h < m.H; h++)
+      monomials.head(p.window.log_coefficients + h * (l.window.degree + 1), scales + h * F);
+    const auto lift = [&](const T* x, int64_t lane, T* y) {
+      if (l.window.degree) monomials.lift(x, scales + lane % m.H * F, y);
+      else std::copy_n(x, K, y);
+    };
+    for (int64_t lane = 0; lane < G; lane++) {
+      lift(q + lane * K, lane, query + lane * F);
+      for (int64_t e = 0; e < c; e++) {
+        const int64_t row = (lane / m.H * (c - 1) + e) * m.H + lane % m.H, at = lane * c + e;
+        const T *key = e + 1 < c ? p.window.key + row * K : k + lane * K, *value = e + 1 < c ? p.window.value + row * V : v + lane * V;
+        lift(key, lane, keys + at * F);
+        for (int64_t i = 0; i < V; i++) values[at * V + i] = l.residual && l2 ? value[i] - key[i] : value[i];
+      }
+    }
+    return true;
+  }
+};
+
 
 // kNotFinite: a gate is not finite, and nothing was written
 template <typename T>
 int layer(const LayerSizes& l, const Mix& m, const Sizes& s, const Layer<T>& p, Arrays<T> a) {
-  const int64_t B = m.B, H = m.H, G = B * H, C = H * (2 * m.K + m.V), gates = H * (1 + l.momentum + l.retain), V = m.V;
-  const int64_t room = 2 * B * C + B * gates + 3 * G + 5 * G * V;
+  const int64_t B = m.B, H = m.H, G = B * H, C = H * (2 * m.K + m.V), V = m.V, c = s.entries, F = s.in[0], gates = l.gates(H, c);
+  const int64_t room = 2 * B * C + B * gates + G * (4 + c) + G * F * (1 + c) + G * V * (4 + c) + H * F;
   const std::unique_ptr<T[]> ws(new (std::nothrow) T[room]);
   if (!ws) return kNoMemory;
   if (s.poison) std::fill_n(ws.get(), room, std::numeric_limits<T>::quiet_NaN());
-  T *mixed = ws.get(), *qkv = mixed + B * C, *mapped = qkv + B * C, *lr = mapped + B * gates, *momentum = lr + G,
-    *retain = momentum + G, *target = retain + G, *y = target + G * V, *normed = y + G * V, *open = normed + G * V, *said = open + G * V;
+  T *mixed = ws.get(), *qkv = mixed + B * C, *mapped = qkv + B * C, *open_gates = mapped + B * gates, *query = open_gates + G * (4 + c),
+    *keys = query + G * F, *values = keys + G * c * F, *y = values + G * c * V, *normed = y + G * V, *open = normed + G * V,
+    *said = open + G * V, *scales = said + G * V;
   linear(p.gemm, p.x.at, p.gates.at, mapped, B, l.dim, gates, s.threads);
-  bool finite = true;
-  for (int64_t b = 0; b < B; b++)
-    for (int64_t h = 0; h < H; h++) {
-      const T *z = mapped + b * gates + h, *offset = p.gates_offset + h;
-      const double* start = l.start + h;
-      const auto logit = [&](int64_t i) { return z[i] + offset[i] + T(start[i]); };
-      const int64_t at = b * H + h;
-      const T push = l.momentum ? logit(H) : T(0);
-      const int64_t k = l.momentum ? 2 * H : H;
-      lr[at] = T(l.lr_ceiling) * sigmoid(logit(0)) * (l.momentum ? sigmoid(-push) : T(1));
-      momentum[at] = sigmoid(push);
-      retain[at] = l.retain ? sigmoid(logit(k)) : p.retain ? sigmoid(p.retain[h] + T(start[k])) : T(1);
-      finite = finite && std::isfinite(lr[at] + momentum[at] + retain[at]);
-    }
-  if (!finite) return kNotFinite;
+  const GateValues<T> gate(l, p, mapped, open_gates, B, H, c, s.rule.steps > 0);
+  if (!gate.finite) return kNotFinite;
   linear(p.gemm, p.x.at, p.qkv.at, mixed, B, l.dim, C, s.threads);
   mix<T>(mixed, p.tail, p.conv, qkv, p.new_tail, m);
   const T *q = qkv, *k = q + G * m.K, *v = k + G * m.K;
-  const bool subtract = l.residual && s.l2;
-  for (int64_t i = 0; i < G * V; i++) target[i] = subtract ? v[i] - k[i] : v[i];
-  a.query.at = q, a.keys.at = k, a.values.at = target, a.weight.at = lr, a.y.at = y;
-  a.momentum.at = l.momentum ? momentum : nullptr, a.retain.at = l.retain || p.retain ? retain : nullptr;
-  a.said.at = p.start_norm ? said : nullptr;
+  WindowTokens<T> tokens{query, keys, values};
+  if (!tokens.fill(l, p, q, k, v, m, c, F, s.l2, scales)) return kNoMemory;
+  for (int64_t lane = 0; l.window.inside && lane < G; lane++) gate.lr[lane] = T(l.window.step_size);
+  a.query.at = query, a.keys.at = keys, a.values.at = values, a.weight.at = gate.weight, a.rate.at = gate.lr, a.y.at = y;
+  a.momentum.at = l.momentum ? gate.momentum : nullptr, a.retain.at = l.retain || p.retain ? gate.retain : nullptr;
+  a.said.at = p.start_norm ? said : nullptr, a.gemm = p.gemm;
   if (!step(s, a)) return kNoMemory;
+  shift<T>(p.window.key, k, p.window.new_key, B, c, H * m.K);
+  shift<T>(p.window.value, v, p.window.new_value, B, c, H * V);
+  shift<T>(p.window.gate, gate.gate, p.window.new_gate, B, c, H);
   for (int64_t i = 0; l.residual && i < G * V; i++) y[i] += q[i];
   norm(y, p.norm.at, normed, G, V, V, T(1) / V, T(m.eps));
   if (p.start_norm) {
@@ -610,59 +501,22 @@ int block(const BlockSizes& s, const Block<T>& p) {
   return kDone;
 }
 
-// Whether the sizes of a chain fit each other
-bool fits(const Sizes& s) {
-  Border border;
-  border.sizes({s.groups, s.lanes, s.heads, s.entries, s.threads}, 1).that(s.groups <= kMaxMaps);
-  if (!border) return false;
-  border.that(s.lanes % s.heads == 0 && (s.starts == 0 || s.starts == 1 || s.starts == s.lanes / s.heads));
-  int64_t maps = 0;
-  for (int g = 0; g < s.groups; g++) {
-    border.sizes({s.in[g], s.out[g]}, 1).that(s.maps[g] == 1 || s.maps[g] == 2).that(g == 0 || s.in[g] == s.out[g - 1]);
-    maps += s.maps[g];
-  }
-  return bool(border.that(s.maps[s.groups - 1] == 1 && maps <= kMaxMaps));
-}
-
-// Whether the matrices of a chain hold what its sizes say. momentum: whether S is read; branch: whether the branch's maps are
-template <typename T>
-bool fits(const Sizes& s, const Arrays<T>& a, bool momentum, bool branch) {
-  if (!fits(s)) return false;
-  Border border;
-  for (int g = 0, i = 0; g < s.groups; g++)
-    for (int64_t k = 0; k < s.maps[g]; k++, i++) {
-      const auto each = {s.lanes, s.in[g], s.out[g]};
-      border.exact(a.W[i], each).exact(a.A[i], each).exact(a.newW[i], each);
-      if (momentum || a.S[i].at || a.newS[i].at) border.exact(a.S[i], each).exact(a.newS[i], each);
-      if (branch) border.array(a.branch[i], {s.heads, s.in[g], s.out[g]});
-      if (s.starts) border.exact(a.W0[i], {s.starts, s.heads, s.in[g], s.out[g]});
-    }
-  return bool(border);
-}
-
-template <typename T>
-bool fits_step(const Sizes& s, const Arrays<T>& a) {
-  if (!fits(s, a, a.momentum.at != nullptr, false)) return false;
-  const int64_t G = s.lanes, F = s.in[0], V = s.out[s.groups - 1];
-  Border border;
-  border.array(a.query, {G, F}).array(a.keys, {G, s.entries, F}).array(a.values, {G, s.entries, V}).array(a.weight, {G, s.entries});
-  border.optional(a.momentum, {G}).optional(a.retain, {G}).array(a.y, {G, V}).that(a.said.at == nullptr);
-  return bool(border);
-}
-
 // x and y are the block's own where the layer, or attention, is part of one
 template <typename T>
 bool fits(const LayerSizes& l, const Mix& m, const Sizes& s, const Layer<T>& p, const Arrays<T>& a, bool in_block) {
   if (!Border().sizes({l.dim, m.B, m.H, m.K, m.V}, 1).sizes({m.width, l.momentum, l.retain})) return false;
   if (!fits(s, a, l.momentum, p.start_norm.at != nullptr)) return false;
-  const int64_t C = m.H * (2 * m.K + m.V), past = m.width > 0 ? m.width - 1 : 0, gates = m.H * (1 + l.momentum + l.retain);
+  const int64_t c = s.entries, F = s.in[0], C = m.H * (2 * m.K + m.V), past = m.width > 0 ? m.width - 1 : 0;
+  if (!fits(l.window, p.window, m.B, m.H, m.K, m.V, c, F)) return false;
+  if (!Border().sizes({C, m.H * m.V, m.B * m.H, m.H * c}).that(l.momentum <= 1 && l.retain <= 1)) return false;
+  const int64_t gates = l.gates(m.H, c);
   Border border;
-  border.sizes({C, gates, m.H * m.V, m.B * m.H}).that(l.momentum <= 1 && l.retain <= 1);
-  border.that(s.lanes == m.B * m.H && s.heads == m.H && s.entries == 1 && s.in[0] == m.K && s.out[s.groups - 1] == m.V);
+  border.sizes({gates}).that(s.lanes == m.B * m.H && s.heads == m.H && s.out[s.groups - 1] == m.V);
+  if (s.rule.steps) border.that(!l.momentum);
   border.that(!l.residual || m.K == m.V);
   border.exact(p.tail, {m.B, past, C}).exact(p.new_tail, {m.B, past, C}).array(p.conv, {m.width, C});
   border.array(p.qkv, {C, l.dim}).array(p.gates, {gates, l.dim}).array(p.gates_offset, {gates}).optional(p.retain, {m.H});
-  border.array(l.start, {gates + (p.retain && !l.retain ? m.H : 0)});
+  border.array(l.start, {l.own_gates(m.H) + (p.retain && !l.retain ? m.H : 0)});
   border.array(p.norm, {m.V}).optional(p.start_norm, {m.V}).optional(p.output_gate, {m.H * m.V, l.dim});
   border.array(p.out, {l.dim, m.H * m.V});
   if (!in_block) border.exact(p.x, {m.B, l.dim}).exact(p.y, {m.B, l.dim});

@@ -17,12 +17,28 @@ from torch import Tensor
 from torch.utils import deterministic
 
 from ...memory.config import NeuralMemoryConfig
+from ...memory.features import FEATURES
 from ...memory.gating import fixed_retain_logits, gate_logits
 from ...memory.networks import Chain
 from ...memory.spec import MemorySpec
 from .border import DONE, check
 from .build import gemm, library
-from .structs import LOSSES, MAPS, Arrays, Block, BlockSizes, Layer, LayerSizes, Many, Mix, Ring, RingSizes, Sizes
+from .structs import (
+    LOSSES,
+    MAPS,
+    Arrays,
+    Block,
+    BlockSizes,
+    Layer,
+    LayerSizes,
+    Many,
+    Mix,
+    Ring,
+    RingSizes,
+    Sizes,
+    WindowRule,
+    schedule,
+)
 from .structs import Matrices as MatrixViews
 
 Matrices = Sequence[Sequence[Tensor]]
@@ -109,6 +125,7 @@ def _sizes(spec: MemorySpec, rows: int, heads: int, starts: int, threads: int, p
         Many(*(a for a, _ in shapes)),
         Many(*(b for _, b in shapes)),
         Many(*map(len, groups)),
+        WindowRule.of(spec.window, spec.has_nuclear_step, schedule(spec)),
     )
 
 
@@ -151,16 +168,16 @@ def _arrays(
     old: Matrices,
     new: Matrices,
     branch: Sequence[Tensor] = (),
-    vectors: Sequence[int] = (0,) * 14,
+    vectors: Sequence[int] = (0,) * 16,
 ) -> Arrays:
-    """old, new: as in `chain_step`. branch: maps of the static branch. vectors: views of query, keys, values, weight, momentum, retain and y."""
+    """old, new: as in `chain_step`. branch: maps of the static branch. vectors: views of query, keys, values, the gates and y."""
     order = [i for group in _chain(spec).groups for i in group]
     matrices = MatrixViews()
     for kind, xs in enumerate((*old[:3], *new, branch, old[3])):
         if xs:
             at = kind * 4 * MAPS
             matrices[at : at + 2 * len(order)] = _at(*[xs[i] for i in order])
-    return Arrays(*vectors[:12], matrices, *vectors[12:])
+    return Arrays(gemm(old[0][0].dtype), *vectors[:14], matrices, *vectors[14:])
 
 
 def _starts(old: Matrices, rows: int) -> int:
@@ -175,11 +192,13 @@ def chain_step(
     query: Tensor,
     window_tokens: tuple[Tensor, Tensor],
     weight: Tensor,
-    gates: tuple[Tensor | None, Tensor | None],
+    gates: tuple[Tensor | None, Tensor | None, Tensor | None],
     old: Matrices,
     new: Matrices,
 ) -> Tensor:
-    """query (G, 1, F), window_tokens (G, c, F) and (G, c, V), weight (G, c, 1), gates momentum and retain (G, 1, 1) -> y (G, 1, V).
+    """query (G, 1, F), window_tokens (G, c, F) and (G, c, V), weight (G, c, 1) -> y (G, 1, V).
+
+    gates: momentum, retain, and the rate of a windowed rule, (G, 1, 1) each.
 
     old: weights, momentum, anchor and initial weights (`shared_rows`), (B, H, d_in, d_out) each and contiguous; new: where weights and
     momentum go to, which may be the old ones.
@@ -242,6 +261,13 @@ def _layer_sizes(
             config.effective_max_lr,
             (ctypes.c_double * len(start))(*start),
             8 * len(start),
+            0 if FEATURES[spec.features].is_identity else spec.degree,
+            config.gate_hidden if "token" in config.gate_parts else 0,
+            "per-lag" in config.gate_parts,
+            "decay" in config.gate_parts,
+            spec.commits and spec.lr_position == "inside",
+            *(logits[name] for name in ("lag", "token", "decay")),
+            spec.step_size,
         ),
         Mix(B, H, spec.key_dim, spec.value_dim, width, QK_NORMS[config.qk_norm], config.eps, bound),
         _sizes(spec, B, H, starts, threads, poison),
@@ -251,24 +277,29 @@ def _layer_sizes(
 def layer(
     rows: int,
     tail: Tensor | None,
+    window: Sequence[Tensor],
     parameters: Sequence[Tensor | None],
     config: NeuralMemoryConfig,
     old: Matrices,
     new: Matrices,
-) -> tuple[LayerCall, Tensor | None]:
-    """A memory layer at one token, to be called or given to `block`, and where the new tail will be.
+) -> tuple[LayerCall, Tensor | None, Sequence[Tensor]]:
+    """A memory layer at one token, to be called or given to `block`, and where the new tail and the new window buffers will be.
 
-    parameters: qkv, convolution, gates and their offset, that of fixed retain, norm, norm of the static branch, output gate, out, and the
-    maps of that branch; all contiguous. old, new: as in `chain_step`.
+    window: the last keys (B, c-1, H, K), values (B, c-1, H, V) and gates (B, c-1, H). parameters: as `decode.memory_parameters` returns
+    them, all contiguous. old, new: as in `chain_step`.
     """
-    W, conv, branch = old[0], parameters[1], [x for x in parameters[9:] if x is not None]
+    W, conv, branch = old[0], parameters[1], [x for x in parameters[13:] if x is not None]
     width = 0 if conv is None else conv.shape[0]
     tail = None if tail is None else tail.contiguous()
     new_tail = None if tail is None else torch.empty_like(tail)
+    window = [x.contiguous() for x in window]
+    new_window = [torch.empty_like(x) for x in window] if config.window > 1 else window
     sizes = _layer_sizes(config, width, rows, _starts(old, rows), _threads(W), _poison())
     arrays = _arrays(config.spec, old, new, branch)  # the kernel makes the vectors itself
-    pointers = Layer(gemm(W[0].dtype), *_at(None, tail, *parameters[:9], None, new_tail))
-    return LayerCall((*sizes, pointers, arrays), (tail, parameters, old, new)), new_tail
+    views = _at(None, tail, *parameters[:9], None, new_tail, *parameters[9:13], *window, *new_window)
+    pointers = Layer(gemm(W[0].dtype), *views)
+    held = tail, new_tail, window, new_window, parameters, old, new
+    return LayerCall((*sizes, pointers, arrays), held), new_tail, new_window
 
 
 @functools.lru_cache(maxsize=256)

@@ -24,6 +24,7 @@ struct WindowMix {
     std::fill(mixed, mixed + L * E, T(0));
     if (n == kLong<T>) return fast<kLong<T>>(mixed, P, stride, M);
     if (n == kShort<T>) return fast<kShort<T>>(mixed, P, stride, M);
+    if (n == kShortest) return fast<kShortest>(mixed, P, stride, M);
     T *windows = room, *made = room + L * n;
     for (int64_t r = 0; first(r) < L; r++, M += n * n) {
       gather(windows, P, stride, r);
@@ -38,6 +39,7 @@ struct WindowMix {
     std::fill(DP, DP + L * E, T(0));
     if (n == kLong<T>) return fast_backward<kLong<T>>(DP, Dmixed, P, stride, M, DM, DC);
     if (n == kShort<T>) return fast_backward<kShort<T>>(DP, Dmixed, P, stride, M, DM, DC);
+    if (n == kShortest) return fast_backward<kShortest>(DP, Dmixed, P, stride, M, DM, DC);
     T *windows = room, *Dmade = room + L * n, *Dwindows = Dmade + L * n;
     for (int64_t r = 0; first(r) < L; r++, M += n * n, DM += n * n) {
       const int64_t count = L - first(r);

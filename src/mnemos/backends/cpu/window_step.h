@@ -51,6 +51,7 @@ class WindowStep {
   void sized(Call call) const {
     if (n == kLong<T>) call(Run<kLong<T>>{*this, n});
     else if (n == kShort<T>) call(Run<kShort<T>>{*this, n});
+    else if (n == kShortest) call(Run<kShortest>{*this, n});
     else call(Run<0>{*this, n});
   }
 
@@ -182,16 +183,39 @@ class WindowStep {
       mm(DQ, D, turned, T(0), c);
       for (int64_t j = 0; j < each; j++) DQM[j] = b * D[j];
       mm_t(DQM, p.Q, D, T(1), c);
+      if (i == 0) return first_backward(D, M, A, B, DA, DB, p, work);
       mm(DQ, DQM, p.Mt, T(1));
       mm_t(D, p.Q, DQM, a);
       mm(DH, DQ, A);
       mm(DA, p.H, DQ, T(1));
-      mm(X, DH, M);
-      mm_t(DB, M, X, T(1));
       transpose(turned, DH);
-      for (int64_t j = 0; j < each; j++) X[j] = DH[j] + turned[j];
-      transpose(turned, p.BMt);
-      mm(D, X, turned, T(1));
+      for (int64_t j = 0; j < each; j++) DH[j] += turned[j];
+      mm(X, DH, M);
+      mm_t(DB, M, X, T(1), T(0.5));
+      mm(D, X, B, T(1));
+    }
+
+    // the rest of it where M is diagonal, of whose gradient only the diagonal is asked for; A, B and H are symmetric
+    void first_backward(T* D, const T* M, const T* A, const T* B, T* DA, T* DB, const Parts& p, T* work) const {
+      const int64_t each = square();
+      T *DQ = work, *DQM = DQ + each, *DH = DQM + each, *turned = DH + each, *m = turned + each, *sums = m + each;
+      for (int64_t r = 0; r < n(); r++) m[r] = M[r * n() + r], sums[r] = of.rule.a[0] * D[r * n() + r];
+      for (int64_t r = 0; r < n(); r++)
+        for (int64_t j = 0; j < n(); j++) DQ[r * n() + j] += DQM[r * n() + j] * m[j];
+      mm(DH, DQ, A);
+      mm(DA, p.H, DQ, T(1));
+      transpose(turned, DH);
+      for (int64_t r = 0; r < n(); r++) {
+        const T factor = m[r];
+#pragma omp simd
+        for (int64_t j = 0; j < n(); j++) {
+          const int64_t at = r * n() + j;
+          const T both = factor * (DH[at] + turned[at]);
+          DB[at] += T(0.5) * both * m[j];
+          sums[j] += p.Q[at] * DQM[at] + both * B[at];
+        }
+      }
+      for (int64_t r = 0; r < n(); r++) D[r * n() + r] = sums[r];
     }
 
     // <S, Aᵀ M B>; leaves A M in `work`

@@ -304,10 +304,9 @@ class Lane : public Keys<T> {
         mm(Dpart, Dout, false, t.Z[l], true, L, width, map[l].w);
         for (int64_t r = 0; r < L; r++) {
           const T *first = Dpart + r * width, *second = first + dim, *from = x + r * dim, beta = row.beta[r];
-          Dbeta[r] += dot(first, from, dim);
+          Dbeta[r] += dot_from(s.keeps_start ? second : nullptr, first, from, dim);
           for (int64_t i = 0; i < dim; i++) into[r * dim + i] = beta * first[i];
           if (s.keeps_start) {
-            Dbeta[r] -= dot(second, from, dim);
             for (int64_t i = 0; i < dim; i++) into[r * dim + i] += (T(1) - beta) * second[i];
           }
           copy(part + r * E, first + stacked * dim, E);
@@ -323,7 +322,7 @@ class Lane : public Keys<T> {
         left(Dpart, Dout, mixed, row, dim);
         for (int64_t r = 0; r < L; r++) {
           const T *of_W = score + r * width, *from = Dout + r * dim;
-          Dbeta[r] += dot(of_W, from, dim) - (s.keeps_start ? dot(of_W + dim, from, dim) : T(0));
+          Dbeta[r] += dot_from(s.keeps_start ? of_W + dim : nullptr, of_W, from, dim);
         }
         mm(D.Z[l], Dpart, true, x, false, width, map[l].w, L, T(1));
         mm(into, Dpart, false, t.Z[l], false, L, map[l].w, width);
@@ -375,10 +374,9 @@ class Lane : public Keys<T> {
         }
       DC[r] += sum;
     }
-    a.Dbeta[end] += dot(D.Z[l], t.Z[l], size(l));
+    a.Dbeta[end] += dot_from(s.keeps_start ? start_of(t, l) : nullptr, t.Z[l], D.Z[l], size(l));
     if (s.keeps_start) {
       T* DW0 = start_of(D, l);
-      a.Dbeta[end] -= dot(D.Z[l], start_of(t, l), size(l));
       for (int64_t i = 0; i < size(l); i++) DW0[i] += (T(1) - beta) * D.Z[l][i];
     }
     for (int64_t i = 0; i < size(l); i++) D.Z[l][i] *= beta;

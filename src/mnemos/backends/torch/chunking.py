@@ -83,7 +83,9 @@ def _whole_chunks(start: int, count: int, b: int, spec: MemorySpec, together: bo
 
 
 def _solvable(spec: MemorySpec) -> bool:
-    return spec.network.is_matrix and spec.loss.solvable and not spec.commits and not spec.is_kv_cache
+    return (
+        spec.network.is_matrix and spec.loss.solvable and not (spec.commits or spec.is_kv_cache or spec.max_grad_norm)
+    )
 
 
 def _part(start: int, n: int, spec: MemorySpec, fresh: bool, offset: int) -> list[ChunkRun]:

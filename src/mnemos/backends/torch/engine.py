@@ -21,7 +21,7 @@ from ...memory.spec import MemorySpec
 from ...nn.checkpoint import recomputed
 from .chunking import ChunkRun
 from .coefficients import Coefficients, decay_products
-from .inner_grads import Uses, errors_at_anchor
+from .inner_grads import Uses, as_entries, by_pair, errors_at_anchor
 from .windowed import windowed_tile
 
 
@@ -136,7 +136,8 @@ def _matmul(low: torch.dtype | None, a: Tensor, b: Tensor) -> Tensor:
 def _tile(spec, chunks, matmul, q, k, v, co, rate, retain, W, S, A, W0):
     """One tile: gradients of its window tokens, reads of its tokens, state at its end."""
     if moves_inside(spec, chunks):
-        uses: Uses = [[(k, _solve_errors(spec, chunks, k, v, co, retain, W, S, W0))]]
+        k, v = as_entries(spec, k), as_entries(spec, v)
+        uses: Uses = [by_pair(spec, [(k, _solve_errors(spec, chunks, k, v, co, retain, W, S, W0))])]
     else:
         uses = errors_at_anchor(spec, k, v, A, matmul)
     if spec.windowed:
@@ -229,7 +230,7 @@ def _solve_errors(spec, chunks, k, v, co, retain, W, S, W0) -> Tensor:
     known = decayed(k @ W[0], initial, beta)
     if S:
         known = known + f * (k @ S[0])
-    coupling = C * (k @ k.mT)
+    coupling = C.repeat_interleave(spec.pairs_per_token, -1) * (k @ k.mT)
     if spec.decay_first and retain is not None:
         after = retain[:, row, None]
         known, coupling = decayed(known, initial, after), after * coupling

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...memory.rules import norm_factor
 from ...memory.spec import MemorySpec
 from ...nn.checkpoint import recomputed
 
@@ -27,14 +28,43 @@ def errors_at_anchor(
 ) -> Uses:
     """Inputs and errors of every fast map for keys k (G, E, D) and values v (G, E, V) at weights A.
 
-    recompute: a network without a chain is differentiated again in the backward pass, and results need gradients only if an
-    argument does. Inside of work that is recomputed as a whole it is not needed.
+    Each pair of a token is a use of its own. recompute: a network without a chain is differentiated again in the backward pass, and
+    results need gradients only if an argument does. Inside of work that is recomputed as a whole it is not needed.
     """
+    k, v = as_entries(spec, k), as_entries(spec, v)
     if spec.network.chain is not None:
-        return chain_errors(spec, k, v, A, matmul)
-    if recompute and torch.is_grad_enabled():
-        return _by_map(*recomputed(functools.partial(_by_autograd, spec), k, v, *A))
-    return autograd_errors(spec, k, v, A)
+        uses = chain_errors(spec, k, v, A, matmul)
+    elif recompute and torch.is_grad_enabled():
+        uses = _by_map(*recomputed(functools.partial(_by_autograd, spec), k, v, *A))
+    else:
+        uses = autograd_errors(spec, k, v, A)
+    uses = [by_pair(spec, use) for use in uses]
+    return uses if spec.max_grad_norm is None else _clipped(uses, spec.max_grad_norm)
+
+
+def as_entries(spec: MemorySpec, x: Tensor) -> Tensor:
+    """The pairs of each token one after the other: (G, E, pairs * D) -> (G, E * pairs, D)."""
+    return x if spec.pairs_per_token == 1 else x.unflatten(-1, (spec.pairs_per_token, -1)).flatten(1, 2)
+
+
+def by_pair(spec: MemorySpec, use: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """Inputs and errors (G, E * pairs, ·) of a map as those of `pairs` uses, (G, E, ·) each."""
+    n = spec.pairs_per_token
+    if n == 1:
+        return use
+    return [pair for a, d in use for pair in zip(*(x.unflatten(1, (-1, n)).unbind(2) for x in (a, d)))]
+
+
+def _clipped(uses: Uses, bound: float) -> Uses:
+    """Errors scaled so that the gradient of an entry has at most the norm `bound` over all maps. ‖Σ a ⊗ d‖² = Σ (a·a') (d·d')."""
+    squared: Tensor | float = 0.0
+    for use in uses:
+        for a, d in use:
+            for b, e in use:
+                squared = squared + (a * b).sum(-1, keepdim=True) * (d * e).sum(-1, keepdim=True)  # G E 1
+    assert isinstance(squared, Tensor)
+    factor = norm_factor(squared, bound)
+    return [[(a, factor * d) for a, d in use] for use in uses]
 
 
 def chain_errors(spec: MemorySpec, k: Tensor, v: Tensor, A: list[Tensor], matmul=torch.bmm) -> Uses:

@@ -49,7 +49,9 @@ def _step(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features,
         window = [k[:, 1:], v[:, 1:], gate[:, 1:]]
     target = spec.target(v, k)
     lifted_q, lifted_k = q, k
-    if features is not None:
+    if features is not None and spec.pairs_per_token > 1:
+        lifted_k, lifted_q = spec.lift(features, k), features(q)
+    elif features is not None:
         lifted_k, lifted_q = features(torch.cat((k, q), 1)).split((k.shape[1], 1), 1)
     window_tokens, query = (_heads_first(lifted_k), _heads_first(target)), _heads_first(lifted_q)
     weight = None if gate is None else gate.transpose(1, 2).reshape(-1, spec.window, 1)  # G c 1

@@ -48,7 +48,7 @@ class Tokens:
 
     query: Tensor | None  # B T H K, unlifted
     lifted_query: Tensor | None  # B T H F
-    raw_key: Tensor  # B c-1+T H K
+    raw_key: Tensor  # B c-1+T H K, pair after pair as all keys and values
     raw_value: Tensor  # B c-1+T H V, with a threshold behind if the inner loss has one
     lifted_key: Tensor  # B c-1+T H F
     gate: Tensor  # B c-1+T H
@@ -107,7 +107,7 @@ def prepare(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, feature
         lifted_query=q if q is None or features is None else features(q),
         raw_key=k,
         raw_value=v,
-        lifted_key=k if features is None else features(k),
+        lifted_key=spec.lift(features, k),
         gate=gate,
         roles=roles_of(gates, spec, dtype),
         engine=engine,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...memory.kv_memory import logits, per_head
 from ...memory.retention import decayed
-from ...memory.scan import read, scan
+from ...memory.scan import inner_loss, scan
 from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState
 from ...memory.trace import Trace
@@ -74,8 +74,8 @@ def _surprise(k: Tensor, v: Tensor, gates: Gates, state: MemoryState, spec: Memo
         kept = gates.retain[:, 0, :, None, None].to(state.dtype)
         anchor = [decayed(a, state.start[i] if state.start else None, kept) for i, a in enumerate(anchor)]
     pairs = None if state.pairs is None else dataclasses.replace(state.pairs, weight=state.pairs.anchor)
-    prediction = read(k, dataclasses.replace(state, weights=anchor, pairs=pairs), spec, features)
-    return spec.loss.loss(prediction, spec.loss_value(v.to(prediction.dtype), gates))
+    state = dataclasses.replace(state, weights=anchor, pairs=pairs)
+    return inner_loss(k, spec.loss_value(v.to(k.dtype), gates), state, spec, features)
 
 
 @torch.no_grad()

@@ -30,7 +30,7 @@ def scan_varlen(
 
     q, k, v = pick(q), pick(k), v.reshape(flat, *v.shape[2:])
     shape, gates = gates.lr.shape[:2], gates.map(pick)
-    y = None if q is None else torch.zeros(flat, *v.shape[1:], dtype=out_dtype, device=v.device)
+    y = None if q is None else torch.zeros(flat, v.shape[1], spec.value_dim, dtype=out_dtype, device=v.device)
     parts: list[tuple[list[int], MemoryState]] = []
     for members in _by_length(rows):
         sub = state if len(members) == len(rows) else state.select(members)
@@ -72,7 +72,7 @@ def _run_rows(
     counts = [len(source) for source in rows]
     longest = max(counts)
     if longest == 0:
-        return (None if q is None else v.new_zeros(0, *v.shape[1:])), state
+        return (None if q is None else v.new_zeros(0, v.shape[1], spec.value_dim)), state
     positions = state.position.tolist()
     offsets = [p % b if spec.depends_on_chunking else 0 for p in positions]
     slots = max(o + n for o, n in zip(offsets, counts))
