@@ -19,7 +19,7 @@ def register_models() -> None:
 
 def _register() -> None:
     with contextlib.suppress(ImportError):  # importing a transformers that is too old for the models must not fail
-        importlib.import_module("mnemos.models")
+        importlib.import_module("mnemos.attach")  # imports mnemos.models too
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -49,6 +49,11 @@ COMMANDS = {
             "analyze:analyze",
         ),
         Command(
+            "attach",
+            "Attach memories to a pretrained model: a folder that transformers opens, or an adapter file.",
+            "attach:attach",
+        ),
+        Command(
             "backends",
             "Print the backend that computes each preset's memory on this machine, and the reason.",
             "backends:backends",
