@@ -14,16 +14,15 @@ from mnemos.models import presets
 DIM, HEADS = 64, 2
 LEAST = 0.8  # of what a chunk teaches a fresh memory
 FADES = "its weights are a function of an accumulator that fades to 0, whatever they began with"
-MUON = "Muon's first step, of unit size, changes a memory near zero more than later ones; with a commit per token the rule is another"
+MUON = "Muon's first step, of unit size, changes a memory near zero more than later ones"
 RESIDUAL = "nothing is forgotten, and the residual makes the inner loss of a fresh memory three times as large"
-ATLAS = ("atlas", "atlas++", "atlas-mac", "atlas-mag", "atlas-mal")
+INTERVAL = {"atlas-interval": MUON}
 # Presets that learn less than that, and why: as a layer on noise, and as models on text.
 FADING = {"moneta": FADES, "memora": FADES}
-DYING_LAYERS = FADING | {"ttt-mlp": RESIDUAL} | dict.fromkeys(ATLAS, MUON)
-DYING_UNTRAINED = FADING | dict.fromkeys(ATLAS, MUON)
+DYING_LAYERS = FADING | {"ttt-mlp": RESIDUAL} | INTERVAL
+DYING_UNTRAINED = FADING | INTERVAL
 DYING_TRAINED = FADING | {
     "ttt-mlp": RESIDUAL,
-    "atlas-mac": MUON,
     "dla": "its Hebbian writes are not bounded: the weights diverge",
 }
 

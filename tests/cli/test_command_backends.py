@@ -24,7 +24,8 @@ def test_every_memory_has_its_backends_and_reasons(capsys):
     found = rows(printed)
     assert set(found) == {name for name in presets.names() if presets.config(name, "nano").has_memory}
     assert found["titans-mag"] == ["cpu", "cpu", ""]
-    assert found["atlas"][:2] == ["cpu", "torch"] and "rule 'gd'" in found["atlas"][2]
+    assert found["atlas"] == ["cpu", "cpu", ""]
+    assert found["atlas-interval"][:2] == ["cpu", "torch"] and "muon" in found["atlas-interval"][2]
     assert found["deltanet"][:2] == ["torch", "torch"] and "anchor='token'" in found["deltanet"][2]
 
 

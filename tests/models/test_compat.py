@@ -56,7 +56,9 @@ def test_mag_mal_and_lmm_of_seed_000(name):
     if name != "AtlasLMM":
         options |= dict(window_size=64, neural_memory_layers=(1, 2, 3, 4))
     transformer = getattr(mnemos.compat, name)(**options)
-    assert transformer.config.memory == dict(window=2, gate="none", features="elementwise", degree=2, rule="gd")
+    assert transformer.config.memory == dict(
+        window=2, gate="none", features="elementwise", degree=2, rule="gd", retention="start"
+    )
     assert transformer.config.memory_layers == (None if name == "AtlasLMM" else [0, 1, 2, 3])
 
     ids = torch.randint(0, 256, (1, 512))

@@ -131,12 +131,24 @@ def test_the_issues_own_examples_are_refused_with_a_reason():
 def test_calls_refuse_what_they_lack_with_a_reason():
     x, ids = torch.randn(1, 5, 64), torch.randint(0, 20, (1, 5))
     memory, model = compat.NeuralMemory(dim=64), compat.AtlasLMM(**SMALL)
-    with pytest.raises(ValueError, match=r"does not support store_mask=.*: mask leaves tokens out"):
-        memory(x, store_mask=torch.ones(1, 5))
+    with pytest.raises(ValueError, match=r"does not support prev_weights=.*: a memory does not read the weights"):
+        memory(x, prev_weights=torch.ones(1, 5))
+    with pytest.raises(ValueError, match="write_mask and store_mask are the same: give one"):
+        memory(x, write_mask=torch.ones(1, 5) > 0, store_mask=torch.ones(1, 5) > 0)
     with pytest.raises(ValueError, match="does not support return_cache=True: give use_cache=True"):
         model(ids, return_cache=True)
     with pytest.raises(ValueError, match="does not support show_progress=True: there is no progress bar"):
         model.sample(ids, 8, show_progress=True)
+
+
+def test_names_of_titans_pytorch_for_what_a_token_writes():
+    torch.manual_seed(0)
+    memory = compat.NeuralMemory(dim=64, num_kv_per_token=2, max_grad_norm=0.5)
+    assert (memory.spec.pairs_per_token, memory.spec.max_grad_norm) == (2, 0.5)
+    x, other, writes = torch.randn(1, 9, 64), torch.randn(1, 9, 64), torch.rand(1, 9) < 0.5
+    y, _ = memory(x, store_seq=other, store_mask=writes)
+    assert torch.equal(y, memory(x, kv=other, write_mask=writes)[0])
+    assert not torch.equal(y, memory(x)[0])
 
 
 def test_our_own_names_are_refused_where_another_name_says_the_same():
@@ -157,6 +169,7 @@ MEMORY_VALUES = dict(
     d_key=8, d_value=8, num_memory_layers=3, use_momentum=False, use_forget_gate=False, omega_window=3, conv_kernel_size=2,
     muon_momentum=0.5, muon_nesterov=True, use_omega_gate=True, use_muon_optimizer=True, spectral_norm_surprises=True,
     qk_rmsnorm=True, use_l2_norm_keys=False, use_conv=False, use_qkv_convs=False, poly_mode="elementwise", dim_head=8,
+    num_kv_per_token=2,
 )  # fmt: skip
 
 

@@ -13,11 +13,12 @@ from mnemos.memory import NeuralMemory
 FAMILIES = {  # and the kernel of its scan while torch compiles, None: torch operations
     "titans-mag": "chain_scan",  # linear rule, a network
     "deltanet": None,  # solved
-    "atlas": "muon_scan",  # committed
+    "atlas": "windowed_scan",  # windowed
+    "atlas-interval": "muon_scan",  # committed
     "deeptransformer": None,  # growing
     "titans-mac": "chain_scan",
-    "titans-mag towards the start": "chain_scan",
-    "atlas towards the start": None,
+    "titans-mag towards zero": "chain_scan",
+    "atlas-mag towards zero": "windowed_scan",
     "deltanet towards the start": None,
     "swa": None,
 }

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from mnemos.memory import NeuralMemoryConfig
 from mnemos.models import MnemosConfig
 
 
@@ -64,7 +65,7 @@ def test_keywords_that_transformers_passes_and_stores_are_accepted():
 
 def test_config_files_of_ours_open_and_a_strangers_unknown_key_is_refused(tmp_path):
     MnemosConfig(memory_window=3, layers=["lmm", "swa"], architectures=["MnemosForCausalLM"]).save_pretrained(tmp_path)
-    assert MnemosConfig.from_pretrained(tmp_path).memory == {"window": 3}
+    assert MnemosConfig.from_pretrained(tmp_path).memory == {"window": 3, "retention": "start"}
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"hidden_sise": 64}))
     with pytest.raises(ValueError, match=r"no keyword 'hidden_sise' \(did you mean 'hidden_size'\?\)"):
@@ -73,16 +74,28 @@ def test_config_files_of_ours_open_and_a_strangers_unknown_key_is_refused(tmp_pa
 
 def test_a_config_file_written_in_full_and_one_of_transformers_4_open(tmp_path):
     full = MnemosConfig(memory_window=3).to_dict()
-    assert MnemosConfig.from_dict(dict(full)).memory == {"window": 3}
+    assert MnemosConfig.from_dict(dict(full)).memory == {"window": 3, "retention": "start"}
     older = full | dict(torch_dtype="float32", _commit_hash=None, use_bfloat16=False, pruned_heads={}, prefix=None)
     older |= dict(top_k=50, do_sample=False, bad_words_ids=None, finetuning_task=None, sep_token_id=None)
-    assert MnemosConfig.from_dict(older).memory == {"window": 3}
+    assert MnemosConfig.from_dict(older).memory == {"window": 3, "retention": "start"}
+
+
+def test_a_file_from_before_retention_could_be_chosen_forgets_towards_zero():
+    full = MnemosConfig(memory_window=3).to_dict()
+    for memory in ({"window": 3}, {}, None):
+        assert MnemosConfig.from_dict(full | {"memory": memory}).memory_config.retention == "zero"
+    assert MnemosConfig.from_dict(full | {"memory": {}}, memory_retention="start").memory["retention"] == "start"
+    without = MnemosConfig(layers="swa").to_dict()
+    assert MnemosConfig.from_dict(without).memory == {}
+    assert NeuralMemoryConfig.from_json('{"dim": 32}').retention == "zero"
+    assert NeuralMemoryConfig(dim=32).retention == "start"
+    assert NeuralMemoryConfig(dim=32, structure="linear").retention == "zero"
 
 
 def test_memory_keywords_override_a_saved_config_and_are_no_attributes(tmp_path):
     MnemosConfig(memory_window=3, memory_depth=2).save_pretrained(tmp_path)
     config = MnemosConfig.from_pretrained(tmp_path, memory_window=5, attention_window=7)
-    assert config.memory == {"window": 5, "depth": 2} and config.attention_window == 7
+    assert config.memory == {"window": 5, "depth": 2, "retention": "start"} and config.attention_window == 7
     with pytest.raises(ValueError, match=r"set config.memory\['window'\]"):
         config.memory_window = 4
 

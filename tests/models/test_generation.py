@@ -9,13 +9,13 @@ from transformers import (
     StoppingCriteriaList,
 )
 from transformers.generation.streamers import BaseStreamer
-from zoo import KINDS, TOWARDS_START, each_block, logits, make, model_of, tokens
+from zoo import KINDS, OTHER_RETENTION, each_block, logits, make, model_of, tokens
 
 from helpers import assert_close, randomise
 from mnemos.models.cache_io import to_tensors
 
 
-@pytest.mark.parametrize("name", [*KINDS, *TOWARDS_START])
+@pytest.mark.parametrize("name", [*KINDS, *OTHER_RETENTION])
 def test_beam_search_with_a_cache_is_beam_search_without(name):
     model, ids = model_of(name), tokens(2, 10)
     options = dict(num_beams=3, max_new_tokens=8, do_sample=False, num_return_sequences=2)

@@ -89,15 +89,15 @@ ABLATIONS = {
     "depth": dict(memory_structure="linear"),
     "window": dict(memory_window=1, memory_gate="none"),
     "gates": dict(memory_gate="none"),
-    "momentum": dict(memory_momentum=False),
     "forgetting": dict(memory_retain=False),
     "memory": dict(memory_layers=[]),
 }
 
 
-@pytest.mark.parametrize("what", ABLATIONS)
-def test_an_ablation_leaves_no_dead_parameter(what):
-    full, model = make("atlas-mag"), make("atlas-mag", **ABLATIONS[what]).train()
+@pytest.mark.parametrize("preset, what", [*(("atlas-mag", what) for what in ABLATIONS), ("titans-mag", "momentum")])
+def test_an_ablation_leaves_no_dead_parameter(preset, what):
+    changes = ABLATIONS.get(what, dict(memory_momentum=False))
+    full, model = make(preset), make(preset, **changes).train()
     ids = tokens(2, 30)
     model(ids, labels=ids).loss.backward()
     assert not [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]

@@ -13,7 +13,11 @@ from mnemos.models import MnemosForCausalLM, presets
 VOCAB, WINDOW = 61, 8
 NAMES = presets.names()
 FAMILIES = ("titans-lmm", "titans-mag", "titans-mac", "omeganet", "atlas-mag", "deeptransformer", "deltanet")
-TOWARDS_START = [f"{name} towards the start" for name in FAMILIES]  # presets with memory_retention="start"
+OTHER_RETENTION = {  # presets, and the retention that they do not have
+    f"{name} towards {place}": (name, retention)
+    for place, retention, names in (("zero", "zero", FAMILIES[:-2]), ("the start", "start", FAMILIES[-2:]))
+    for name in names
+}
 KINDS = ["titans-lmm", "atlas-mag", "titans-mal", "titans-mac", "qk-mag", "transformer"]  # one of every block
 WITH_CONVOLUTION = {f"{name}, convolution": name for name in ("titans-mag", "titans-mal", "titans-mac", "qk-mag")}
 each_block = pytest.mark.parametrize("name", [*KINDS, *WITH_CONVOLUTION])
@@ -21,8 +25,8 @@ HAS_MEMORY = [name for name in NAMES if presets.PRESETS[name].block not in ("att
 
 
 def small_config(name: str, **overrides):
-    """Of a preset, of one of `TOWARDS_START`, or of one of `WITH_CONVOLUTION`, whose attention then has a convolution too."""
-    name, _, retention = name.partition(" towards the ")
+    """Of a preset, of one of `OTHER_RETENTION`, or of one of `WITH_CONVOLUTION`, whose attention then has a convolution too."""
+    name, retention = OTHER_RETENTION.get(name, (name, None))
     if name in WITH_CONVOLUTION:
         name, overrides = WITH_CONVOLUTION[name], dict(attention_conv_width=4) | overrides
     preset = presets.PRESETS[name]

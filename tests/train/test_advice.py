@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from helpers import run_here
+from mnemos.ablate import runner
 from mnemos.cli import main
 from mnemos.models import presets
 from mnemos.train import Trainer
@@ -19,8 +21,9 @@ WORDS = "use rows of {length} or {smaller}"
         ("titans-mag", {}, 256, None),
         ("titans-mag", {}, 255, "commits 3 times in a row of 255 tokens (its interval is 64)"),
         ("titans-mag", {}, 100, "commits once in a row of 100 tokens"),
-        ("atlas", {"memory_chunk_size": 128}, 64, "never commits in a row of 64 tokens (its interval is 128)"),
-        ("atlas", {"memory_chunk_size": 128, "memory_commit_every": 16}, 64, None),
+        ("atlas-interval", {}, 64, "never commits in a row of 64 tokens (its interval is 128)"),
+        ("atlas-interval", {"memory_commit_every": 16}, 64, None),
+        ("atlas", {}, 64, None),
         ("deltanet", {}, 4, None),  # every token has its own anchor
         ("transformer", {}, 2, None),
     ],
@@ -36,11 +39,11 @@ def test_rows_with_fewer_than_four_commits_are_named(preset, memory, length, exp
 )
 def test_the_advice_is_sufficient(memory, length):
     """Taking either of its two ways ends the warning."""
-    found = few_commits(presets.config("atlas", **memory), length, WORDS)
+    found = few_commits(presets.config("atlas-interval", **memory), length, WORDS)
     longer, smaller = found.partition("rows of ")[2].split(" or ")
-    assert few_commits(presets.config("atlas", **memory), int(longer), WORDS) is None
+    assert few_commits(presets.config("atlas-interval", **memory), int(longer), WORDS) is None
     name, _, value = smaller.partition("=")
-    assert few_commits(presets.config("atlas", **memory | {name: int(value)}), length, WORDS) is None
+    assert few_commits(presets.config("atlas-interval", **memory | {name: int(value)}), length, WORDS) is None
 
 
 def test_the_interval_is_that_of_commits_or_chunks():
@@ -60,7 +63,8 @@ def test_a_training_in_short_rows_says_so_unless_it_carries_state(tmp_path):
     assert "commits" not in events(carried) + events(long)
 
 
-def test_a_dry_run_and_an_ablation_in_short_rows_say_so(tmp_path, capsys):
+def test_a_dry_run_and_an_ablation_in_short_rows_say_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(runner, "run_all", run_here)
     few = ["--model.set", "num_hidden_layers=1", "hidden_size=32", "--seq-len", "128"]
     assert main(["train", "--preset", "titans-lmm", *few, "--dry-run"]) == 0
     assert "mnemos: the memory commits 2 times in a row of 128 tokens" in capsys.readouterr().err
@@ -73,6 +77,18 @@ def test_a_dry_run_and_an_ablation_in_short_rows_say_so(tmp_path, capsys):
         "memory_chunk_size=16",
     ]
     rest = ["--steps", "1", "--seeds", "1", "--examples", "2", "--batch-size", "2", "--length", "32", "--pairs", "2"]
-    command = ["ablate", "--ablations", "no-memory", "--workers", "1", "--output", str(tmp_path / "a"), *rest, *tiny]
+    command = [
+        "ablate",
+        "--preset",
+        "atlas-interval",
+        "--ablations",
+        "no-memory",
+        "--workers",
+        "1",
+        "--output",
+        str(tmp_path / "a"),
+        *rest,
+        *tiny,
+    ]
     assert main(command) == 0
     assert "use --length 64 or --set memory_chunk_size=8" in capsys.readouterr().err

@@ -27,7 +27,7 @@ def torchrun(jobs: Path, processes: int = 2) -> None:
         capture_output=True,
         text=True,
         env=environment,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr[-3000:]
 

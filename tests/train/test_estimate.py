@@ -47,10 +47,10 @@ def test_the_arithmetic_of_muon_is_counted():
     """As much more than without it as a counter says of its iteration."""
     sizes = {"hidden_size": 64, "num_hidden_layers": 1, "memory_heads": 1, "memory_chunk_size": 64}
     plain, muon = (
-        flops_per_token(MnemosForCausalLM(presets.config("atlas", "nano", memory_rule=rule, **sizes)), 256)
+        flops_per_token(MnemosForCausalLM(presets.config("atlas-interval", "nano", memory_rule=rule, **sizes)), 256)
         for rule in ("gd", "muon")
     )
-    spec = presets.config("atlas", "nano", **sizes).memory_config.spec
+    spec = presets.config("atlas-interval", "nano", **sizes).memory_config.spec
     with FlopCounterMode(display=False) as counter:
         for shape in spec.shapes:
             X = torch.randn(sorted(shape))

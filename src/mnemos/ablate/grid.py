@@ -106,4 +106,5 @@ def overrides(name: str, config: MnemosConfig) -> dict[str, Any]:
         raise ValueError(
             f"ablation {name!r} ({row.about}) changes nothing in this model; there are {', '.join(applicable(config))}"
         )
-    return row.change(config)
+    kept = {"memory_retention": config.memory_config.retention}  # its default depends on other choices
+    return kept | row.change(config)

@@ -12,6 +12,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 from ..deprecation import current_names, old_names
 from ..memory import NeuralMemoryConfig
 from ..memory.config import is_number
+from ..memory.retention import Zero
 from ..memory.spec import MAX_DIM
 from ..nn.qk_projection import check_choices
 from .gate import GATES
@@ -121,6 +122,8 @@ class MnemosConfig(PreTrainedConfig):
                 raise ValueError(f"dtype={dtype!r:.60} is unknown; choose float32, bfloat16, float16 or float64")
         super().__post_init__(**kwargs)
         self.validate_choices()
+        if self.has_memory:  # files keep the choice: its default may change
+            memory["retention"] = self.memory_config.retention
 
     def validate_choices(self) -> None:
         """Raise a ValueError, which lists the valid choices, for a config of which no model can be built. Runs again when a model is made."""
@@ -276,7 +279,11 @@ class MnemosConfig(PreTrainedConfig):
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):
         """transformers' `from_dict`, where keywords override the dict; `memory_<name>` is one of them."""
         choices = {name: kwargs.pop(name) for name in list(kwargs) if name in (*MEMORY_KEYWORDS, *OLD_KEYWORDS)}
-        return super().from_dict(config_dict | choices, **kwargs)
+        made = super().from_dict(config_dict | choices, **kwargs)
+        config = made[0] if isinstance(made, tuple) else made
+        if config.has_memory and not {"retention", "memory_retention"} & {*(config_dict.get("memory") or {}), *choices}:
+            config.memory = {**(config.memory or {}), "retention": Zero.name}  # a file from before the choice existed
+        return made
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, and transformers' own. Attributes that other tools set are left out: a file with them could not be opened.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import nn
 
 from ..memory.files import check_names as printable_names
 from ..memory.files import one_line
+from .config import LIMITS
 
 INDEX = "model.safetensors.index.json"
 FLOATS = ("F64", "F32", "F16", "BF16")
@@ -24,6 +26,7 @@ FLAGS = ("do_sample", "use_cache", "early_stopping", "renormalize_logits", "remo
 FLAGS += ("output_attentions", "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate")
 NOTES = ("transformers_version", "_from_model_config")
 MAX_ROWS = 1024  # most beams or sequences that a file may set
+LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
 ALLOW = "allow_missing=True (--allow-missing) opens it all the same"
 Shapes = Mapping[str, tuple[tuple[int, ...], str]]  # name -> shape and safetensors' name of the dtype
 
@@ -55,6 +58,23 @@ def check_files(folder: Path) -> None:
         read_shapes([folder / "model.safetensors"])
     elif (folder / INDEX).is_file():
         _check_index(folder / INDEX)
+
+
+def check_depth(folder: Path, depth: Any = None) -> None:
+    """Raise a ValueError if the weights have fewer layers than the config: thousands of layers take minutes to build.
+
+    depth: number of layers; None takes that of config.json.
+    """
+    names: Iterable[str] = ()
+    if (folder / "model.safetensors").is_file():
+        names = read_shapes([folder / "model.safetensors"])
+    elif (folder / INDEX).is_file():
+        names = read_object(folder / INDEX)["weight_map"]
+    if depth is None and (folder / "config.json").is_file():
+        depth = read_object(folder / "config.json").get("num_hidden_layers")
+    found = {place[1] for name in names if (place := LAYER.match(name))}
+    if names and isinstance(depth, int) and len(found) < depth <= LIMITS["num_hidden_layers"]:
+        raise ValueError(f"{folder} lacks {depth - len(found)} of the {depth} layers of its config; {ALLOW}")
 
 
 def check_inside(folder: Path, files: Iterable[str | os.PathLike]) -> None:

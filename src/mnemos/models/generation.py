@@ -124,6 +124,11 @@ class MnemosGenerationMixin(CheckedInputs, GenerationMixin):
 
     model: Any
     generation_config: Any
+    cache_class: type[Any] = MnemosCache
+
+    def _read(self, input_ids: Tensor | None, cache, mask: Tensor | None, embeds: Tensor | None = None) -> Any:
+        """The cache after reading tokens (B, T), or their embeddings, from `cache` on, which stays as it is."""
+        return self.model.run(input_ids, mask, past_key_values=cache, inputs_embeds=embeds, use_cache=True).cache
 
     @torch.no_grad()
     def state(
@@ -136,9 +141,7 @@ class MnemosGenerationMixin(CheckedInputs, GenerationMixin):
         >>> cache = model.state(torch.tensor([list(b"a long document")]))
         >>> answer = model.generate(torch.tensor([list(b"?")]), past_key_values=cache, max_new_tokens=2, do_sample=False)
         """
-        cache = self.model.run(input_ids, attention_mask, past_key_values=past_key_values, use_cache=True).cache
-        assert cache is not None
-        return cache
+        return self._read(input_ids, past_key_values, attention_mask)
 
     def generate(
         self,
@@ -156,7 +159,7 @@ class MnemosGenerationMixin(CheckedInputs, GenerationMixin):
         ended early. `state_after(outputs)` returns the cache after exactly the tokens of `outputs.sequences`.
         """
         cache = kwargs.get("past_key_values")
-        if isinstance(cache, MnemosCache):
+        if isinstance(cache, self.cache_class):
             name = "inputs_embeds" if kwargs.get("inputs_embeds") is not None else "input_ids"
             new = inputs if inputs is not None else kwargs.get(name)
             kwargs["attention_mask"] = mask_of_new(cache, new, name, kwargs.get("attention_mask"))
@@ -202,8 +205,7 @@ class MnemosGenerationMixin(CheckedInputs, GenerationMixin):
             rows = torch.arange(R, device=sequences.device) * B // R
             read = {name: x[rows.to(x.device)] for name, x in read.items()}
             mask = None if mask is None else mask[rows.to(mask.device)]
-            embeds = read.get("inputs_embeds")
-            cache = self.model.run(read.get("input_ids"), mask, None, cache, embeds, use_cache=True).cache
+            cache = self._read(read.get("input_ids"), cache, mask, read.get("inputs_embeds"))
         if lengths is not None:
             columns = torch.arange(record.columns, sequences.shape[1], device=sequences.device)
             lengths = (columns < lengths.to(sequences.device).unsqueeze(1)).long()
@@ -220,7 +222,7 @@ class MnemosGenerationMixin(CheckedInputs, GenerationMixin):
         **kwargs,
     ):
         """In the first step, every token of the input is new. After it, the cache belongs to `generate` alone: updates are in place."""
-        if isinstance(past_key_values, MnemosCache):
+        if isinstance(past_key_values, self.cache_class):
             past_key_values.inplace = not is_first_iteration and kwargs.get("use_cache") is not False
             if is_first_iteration:
                 next_sequence_length = None
@@ -235,7 +237,7 @@ class MnemosGenerationMixin(CheckedInputs, GenerationMixin):
         """The mask of an input without one, with the columns of the cache, as transformers expects it."""
         mask = super()._prepare_attention_mask_for_generation(inputs_tensor, generation_config, model_kwargs)
         cache = model_kwargs.get("past_key_values")
-        return with_past(mask, cache.length) if isinstance(cache, MnemosCache) else mask
+        return with_past(mask, cache.length) if isinstance(cache, self.cache_class) else mask
 
     def _get_stopping_criteria(self, *args, **kwargs) -> StoppingCriteriaList:
         return recorded(super()._get_stopping_criteria(*args, **kwargs))  # ty: ignore[invalid-argument-type]

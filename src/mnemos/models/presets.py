@@ -92,7 +92,8 @@ OMEGA: dict[str, Any] = {
     "gate": "token",
     "momentum": False,
 }
-ATLAS: dict[str, Any] = OMEGA | {"rule": "muon", "momentum": True, "chunk_size": 128}
+ATLAS: dict[str, Any] = OMEGA | {"rule": "muon", "commit_every": 1, "window": 4}
+INTERVAL: dict[str, Any] = OMEGA | {"rule": "muon", "momentum": True, "chunk_size": 128}
 TTT: dict[str, Any] = {"momentum": False, "retain": False, "chunk_size": 16, "w0_branch": False, "residual": True}
 LINEAR: dict[str, Any] = {"structure": "linear", "momentum": False, "learn_w0": False}
 KERNEL: dict[str, Any] = {"features": "exp", "momentum": False, "retain": False, "residual": True}
@@ -108,11 +109,17 @@ PRESETS = {
         Preset("titans-mag", "mag", "Titans, memory as gate", TITANS, PERSISTENT),
         Preset("titans-mal", "mal", "Titans, memory as layer", TITANS, PERSISTENT),
         Preset("omeganet", "lmm", "Omega rule: a window of tokens, polynomial features, gradient descent", OMEGA),
-        Preset("atlas", "lmm", "Omega rule with Muon", ATLAS),
+        Preset("atlas", "lmm", "Omega rule with Muon after every token", ATLAS),
         Preset("atlas++", "lmm", "Atlas with a gated memory network", ATLAS | {"structure": "gated_mlp"}),
         Preset("atlas-mac", "mac", "Atlas, memory as context", ATLAS),
         Preset("atlas-mag", "mag", "Atlas, memory as gate", ATLAS, PERSISTENT),
         Preset("atlas-mal", "mal", "Atlas, memory as layer", ATLAS, PERSISTENT),
+        Preset(
+            "atlas-interval",
+            "lmm",
+            "Atlas with momentum and a commit per chunk: cheaper, does not learn recall",
+            INTERVAL,
+        ),
         Preset("dla", "lmm", "deep linear attention: Hebbian deep memory", {"objective": "dot", "momentum": False}),
         Preset(
             "swla",

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, initialization
 from ..memory.files import one_line
 from .config import MnemosConfig
 from .folder import (
+    check_depth,
     check_files,
     check_finite,
     check_inside,
@@ -50,12 +51,16 @@ class MnemosPreTrainedModel(PreTrainedModel):
         accelerate loads offloaded weights only when a part is called.
         """
         name = pretrained_model_name_or_path
+        lenient = allow_missing or kwargs.get("key_mapping") is not None
         if name is not None and os.path.isdir(name) and kwargs.get("gguf_file") is None:
-            check_files(Path(name) / kwargs.get("subfolder", ""))
+            folder = Path(name) / kwargs.get("subfolder", "")
+            check_files(folder)
+            if not lenient and not kwargs.keys() & {"state_dict", "variant", "ignore_mismatched_sizes"}:
+                config = kwargs.get("config")
+                check_depth(folder, getattr(config, "num_hidden_layers", kwargs.get("num_hidden_layers")))
         if name is not None:
             kwargs.setdefault("use_safetensors", True)
         wants_info = kwargs.pop("output_loading_info", False)
-        lenient = allow_missing or kwargs.get("key_mapping") is not None
         token = ALLOW_MISSING.set(lenient)
         try:
             found: Any = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)

@@ -114,7 +114,7 @@ class _Watch:
         lag = None if self.lags[0] is None else torch.cat(self.lags)
         writes = Writes(whole["lr"], whole["momentum"], whole["retain"], whole["gate"], lag)
         q, k = (torch.cat(x) for x in (self.queries, self.keys))
-        q, k = (x if features is None else features(x) for x in (q, k))
+        q, k = q if features is None else features(q), torch.stack(spec.pairs(spec.lift(features, k))).sum(0)
         offset = getattr(features, "offset", None)
         offset = None if offset is None else offset.float().cpu()
         found = resemblance(q.float().cpu(), k.float().cpu(), writes, spec, offset, RESEMBLED)

@@ -6,6 +6,7 @@ runs/<name>/config.yaml  metrics.jsonl  best.json  samples.jsonl  abandoned.json
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import glob
 import os
 import shutil
@@ -17,6 +18,7 @@ import torch
 from filelock import BaseFileLock, FileLock, Timeout
 
 from ..atomic_io import part_of
+from ..deprecation import old_names
 from .checkpoints import checkpoint_steps, problem_of, read_tensors_into, tensor_shapes
 from .config import TrainConfig
 from .distributed import World
@@ -167,6 +169,22 @@ def saved_model_config(config: TrainConfig) -> dict[str, Any] | None:
     steps = checkpoint_steps(folder)
     model = read_object(folder / f"step-{steps[-1]:06d}" / "state.json").get("model") if steps else None
     return model if isinstance(model, dict) else None
+
+
+def saved_choices(config: TrainConfig) -> dict[str, Any]:
+    """What a run to resume keeps of its model although presets may have changed since; {} without a checkpoint."""
+    from ..memory import NeuralMemoryConfig
+    from ..models import MnemosConfig
+
+    model = saved_model_config(config)
+    if model is None:
+        return {}
+    saved, given, renamed = MnemosConfig.from_dict(model), config.model.overrides(), old_names(NeuralMemoryConfig)
+    chosen = {name.removeprefix("memory_") for name in [*given, *(given.get("memory") or {})]}
+    changed = {"dim", *chosen, *(renamed.get(name, name) for name in chosen)}
+    memory = dataclasses.asdict(saved.memory_config) if saved.has_memory else {}
+    kept = {f"memory_{name}": value for name, value in memory.items() if name not in changed}
+    return {"attention_conv_width": saved.attention_conv_width} | kept
 
 
 def load_model(run: str | os.PathLike, checkpoint: str = "best", average: bool = False, allow_missing: bool = False):

@@ -21,6 +21,8 @@ from ..choices import unknown
 if TYPE_CHECKING:
     import torch
 
+    from ..memory import MemorySpec
+
 
 class Tracker(Protocol):
     """A destination for metrics."""
@@ -318,9 +320,15 @@ def flops_per_token(model, length: int) -> float:
             fast = memory.head_count * sum(a * b for a, b in memory.spec.shapes)
             total += (30 if memory.has_w0_branch else 24) * fast
             if isinstance(memory.spec.update_rule, Muon):
-                each = sum(newton_schulz_flops(a, b, memory.ns_steps) for a, b in memory.spec.shapes)
-                total += 3 * memory.head_count * each / memory.spec.commit
+                total += 3 * memory.head_count * _commit_flops(memory.spec) / memory.spec.commit
     return total
+
+
+def _commit_flops(spec: MemorySpec) -> int:
+    """FLOPs of Newton–Schulz for all maps of a head; with steps in the window's low-rank space, five products of (c, c) an iteration."""
+    if spec.windowed:
+        return len(spec.shapes) * spec.ns_steps * 10 * spec.window**3
+    return sum(newton_schulz_flops(a, b, spec.ns_steps) for a, b in spec.shapes)
 
 
 def newton_schulz_flops(a: int, b: int, steps: int) -> int:

@@ -27,7 +27,7 @@ from .loop import Loop, Outcome, Verdict
 from .optimisers import Optimisers
 from .randomness import seed_everything
 from .run_state import RunProgress, RunState
-from .runs import check_folder, prepare_folder, saved_model_config
+from .runs import check_folder, prepare_folder, saved_choices
 from .schedules import chunk_size, lr_factor, polarisation
 from .step import Stepper, StepResult
 from .tbptt import CarriedState
@@ -132,8 +132,7 @@ class Trainer:
         if vocabulary < data.vocab_size:
             raise ValueError(f"vocab_size={vocabulary} is too small for the tokenizer's {data.vocab_size} tokens")
         eos = getattr(data.tokenizer, "eos_token_id", None)
-        saved = saved_model_config(self.config) if self.resume else None
-        kept = {} if saved is None else {"attention_conv_width": saved.get("attention_conv_width", 0)}  # new in presets
+        kept = saved_choices(self.config) if self.resume else {}
         return presets.config(model.preset, model.size, **{"eos_token_id": eos} | kept | overrides)
 
     def _prepare_model(self) -> None:

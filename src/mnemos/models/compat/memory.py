@@ -35,6 +35,7 @@ RENAMED = {
     "conv_kernel_size": "conv_width",
     "muon_momentum": "momentum_init",
     "muon_nesterov": "nesterov",
+    "num_kv_per_token": "pairs_per_token",
 }
 SWITCHES: dict[str, tuple[str, dict[bool, Any]]] = {  # keyword -> field, and its value for True and False
     "use_omega_gate": ("gate", {True: "token", False: "none"}),
@@ -141,7 +142,7 @@ class NeuralMemory(engine.NeuralMemory):
     Keywords: dim or d_model; heads, dim_head, d_key, d_value, num_memory_layers, memory_hidden_dim (of each head); use_momentum,
     use_forget_gate, use_l2_norm_keys, qk_rmsnorm, use_conv, use_qkv_convs, conv_kernel_size; omega_window, use_omega_gate,
     poly_mode (off, elementwise, tensor, polysketch, elementwise_concat), poly_degree, poly_sketch_size; use_muon_optimizer,
-    spectral_norm_surprises, muon_momentum, muon_nesterov; and every field of `NeuralMemoryConfig`.
+    spectral_norm_surprises, muon_momentum, muon_nesterov; num_kv_per_token; and every field of `NeuralMemoryConfig`.
 
     >>> memory = NeuralMemory(d_model=64, d_key=16, d_value=16, num_memory_layers=2, use_momentum=True, use_forget_gate=True)
     >>> y, state = memory(torch.randn(1, 9, 64))
@@ -165,19 +166,33 @@ class NeuralMemory(engine.NeuralMemory):
         cu_seqlens: Tensor | None = None,
         trace: bool = False,
         ns_steps: int | None = None,
+        write_mask: Tensor | None = None,
+        kv: Tensor | None = None,
         memory_state: engine.MemoryState | None = None,
         return_memory_state: bool = True,
         detach_mem_state: bool = False,
         return_surprises: bool = False,
+        store_mask: Tensor | None = None,
+        store_seq: Tensor | None = None,
     ):
-        """x (B, T, dim) -> y (B, T, dim) and the state; with `return_surprises`, also the `Surprises` of every token."""
-        if state is not None and memory_state is not None:
-            raise ValueError("state and memory_state are the same: give one")
+        """x (B, T, dim) -> y (B, T, dim) and the state; with `return_surprises`, also the `Surprises` of every token.
+
+        store_mask is write_mask, and store_seq (B, T, dim) is kv, by titans-pytorch's names.
+        """
+        for ours, theirs, name in (
+            (state, memory_state, "state and memory_state"),
+            (write_mask, store_mask, "write_mask and store_mask"),
+            (kv, store_seq, "kv and store_seq"),
+        ):
+            if ours is not None and theirs is not None:
+                raise ValueError(f"{name} are the same: give one")
         if trace and return_surprises:
             raise ValueError("trace=True has the surprises too: leave return_surprises out")
         state = memory_state if state is None else state
-        steps = {} if ns_steps is None else {"ns_steps": ns_steps}
-        y, state, *record = super().forward(x, state, mask, cu_seqlens, trace or return_surprises, **steps)
+        write_mask, kv = store_mask if write_mask is None else write_mask, store_seq if kv is None else kv
+        y, state, *record = super().forward(
+            x, state, mask, cu_seqlens, trace or return_surprises, ns_steps, write_mask, kv
+        )
         kept = (state.detach() if detach_mem_state else state) if return_memory_state else None
         return y, kept, *([Surprises.of(record)] if return_surprises else record)
 

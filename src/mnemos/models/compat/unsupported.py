@@ -7,7 +7,7 @@ from ..keywords import Unsupported
 ONE_ATTENTION = "attention always runs through torch's scaled_dot_product_attention"
 ONE_SCAN = "the scan is chosen by backend, and every backend gives the same results"
 LEARNED = "this gate is always a function of the token; retain='fixed' learns one number per head instead"
-STRUCTURE = "register the network with mnemos.memory.register_structure and name it as structure"
+STRUCTURE = "register the network with mnemos.memory.register_module or register_structure and name it as structure"
 TRAINING = "it belongs to training; see `mnemos train --help`"
 NESTED = "give its fields to the config itself, such as num_heads, window_size, num_memory_layers, use_momentum"
 ANY_LENGTH = "a model reads sequences of any length; leave it out"
@@ -15,7 +15,7 @@ ANY_LENGTH = "a model reads sequences of any length; leave it out"
 MEMORY = {
     "batch_size": Unsupported("chunk_size alone sets where gradients are taken", (None,)),
     "model": Unsupported(STRUCTURE, (None,)),
-    "store_memory_loss_fn": Unsupported("choose the loss by objective='l2' or 'dot'"),
+    "store_memory_loss_fn": Unsupported("register the loss with mnemos.memory.register_loss and name it as objective"),
     "adaptive_step_transform": Unsupported("the learning rate is max_lr times a sigmoid", (None,)),
     "default_step_transform_max_lr": Unsupported(
         "learning rates have another scale here; give max_lr, or leave it out for the largest stable rate"
@@ -27,11 +27,9 @@ MEMORY = {
     "momentum_order": Unsupported("momentum is of the first order", (1,)),
     "learned_momentum_combine": Unsupported("momentum is of the first order", (False,)),
     "learned_combine_include_zeroth": Unsupported("momentum is of the first order", (False,)),
-    "num_kv_per_token": Unsupported("a token writes one pair per head; give more heads", (1,)),
-    "qkv_receives_diff_views": Unsupported("queries, keys and values are projected from the same input", (False,)),
+    "qkv_receives_diff_views": Unsupported("give the input of keys and values as kv in the call", (False,)),
     "pre_rmsnorm": Unsupported("the blocks of a model normalise the input of a memory", (False,)),
     "post_rmsnorm": Unsupported("the output of a read is always normalised", (True,)),
-    "max_grad_norm": Unsupported("value_bound and max_lr bound the writes", (None,)),
     "use_accelerated_scan": Unsupported(ONE_SCAN, (False,)),
     "init_adaptive_step_bias": Unsupported("give lr_init, the initial learning rate itself", (None,)),
     "init_momentum_bias": Unsupported("give momentum_init, the initial momentum itself", (None,)),
@@ -93,8 +91,6 @@ ATLAS_CONFIG = CONFIG | {
 }
 
 MEMORY_CALL = {
-    "store_seq": Unsupported("reads and writes use the same sequence; use mem.write and mem.read for two", (None,)),
-    "store_mask": Unsupported("mask leaves tokens out of writing and reading alike", (None,)),
     "prev_weights": Unsupported("a memory does not read the weights of another layer", (None,)),
     "ttt_batch_size": Unsupported("chunk_size alone sets where gradients are taken", (None,)),
 }
