@@ -2,7 +2,7 @@
 
 question: what it is about
 kind: what a cell does, one of `kinds.KINDS`
-fixed: {steps: 600}                  # the same in every cell
+fixed: {steps: 600}                  # the same in every cell; presets: 1, those that the kept results had (`models.FIRST`)
 models: {deltanet: {preset: deltanet, memory_heads: 1}}
 runs:                                # each is a product of lists: a cell for every combination
   - {model: [deltanet], lr: [0.001, 0.01], seed: [0, 1, 2]}
@@ -26,6 +26,8 @@ from mnemos.eval.files import finite, read_json
 from mnemos.memory import NeuralMemoryConfig
 from mnemos.models import presets
 from mnemos.parsing import parse_yaml
+
+from .models import FIRST, first_memory
 
 Cell = dict[str, Any]
 DEFAULTS = (
@@ -89,7 +91,12 @@ class Experiment:
             row = presets.PRESETS[preset]
             fields, chosen = first_fields(row.model, whole.get("model"))
             whole |= {"model": chosen} if chosen is not None else {}
-            whole |= {"defaults": DEFAULTS, "row": [row.block, first_names(row.memory), fields]}
+            memory = row.memory
+            if whole.pop("presets", None) == FIRST:
+                memory = first_row(preset)
+            elif memory is not None and presets.config(preset).memory_config.retention == "start":
+                memory = memory | {"retention": "start"}
+            whole |= {"defaults": DEFAULTS, "row": [row.block, first_names(memory), fields]}
             revised = {kind: REVISED[kind] for kind in _kinds(row.memory, whole.get("model", {})) if kind in REVISED}
             whole |= {"revised": revised} if revised else {}
         text = json.dumps(whole, sort_keys=True)
@@ -112,6 +119,18 @@ class Experiment:
         write_text(path, f'{head[:-1]}, "cells": [\n{lines}\n]}}\n')
 
 
+def first_row(preset: str) -> dict[str, Any] | None:
+    """The memory of a preset as it was when results were first kept.
+
+    >>> first_row("atlas")["chunk_size"], "commit_every" in first_row("atlas")
+    (128, False)
+    """
+    memory, first = presets.PRESETS[preset].memory, first_memory(preset)
+    if memory is None or first.keys() <= {"retention"}:
+        return memory
+    return {name: value for name, value in (memory | first).items() if value is not None}
+
+
 def first_names(memory: dict[str, Any] | None) -> dict[str, Any] | None:
     """Fields of a memory under the names they had when results were first kept: digests do not change with a name.
 
@@ -123,6 +142,8 @@ def first_names(memory: dict[str, Any] | None) -> dict[str, Any] | None:
         "retention": "zero",
         "gating": "linear",
         "muon_scale": "unit",
+        "pairs_per_token": 1,
+        "max_grad_norm": None,
     }  # fields that came later, at the values they stand for
     kept = {name: value for name, value in (memory or {}).items() if (name, value) not in added.items()}
     return None if memory is None else {first.get(name, name): value for name, value in kept.items()}

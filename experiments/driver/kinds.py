@@ -9,13 +9,14 @@ from typing import Any
 
 from mnemos.memory.validation import NotFiniteError
 
-from . import capacity, needle, recall, scale, stability, story, text
+from . import capacity, needle, recall, scale, stability, story, stream, text
 
 KINDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "recall": recall.run,
     "text": text.run,
     "needle": needle.run,
     "story": story.run,
+    "stream": stream.run,
     "capacity": capacity.run,
     "stability": stability.run,
     "scale": scale.run,

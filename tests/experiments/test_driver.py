@@ -21,13 +21,14 @@ import torch
 import yaml
 
 import driver
-from driver import Experiment, command, find, pivot, recall, run, text
+from driver import Experiment, command, find, pivot, recall, run, runner, text
 from driver.command import main
 from driver.experiment import DEFAULTS, REVISED, first_names
 from driver.kinds import KINDS, run_cell
 from driver.needle import longest
 from driver.recall import stage
 from driver.runner import missing
+from helpers import run_here
 from mnemos import cli
 from mnemos.data.tasks import mqar
 from mnemos.memory.validation import NotFiniteError
@@ -50,6 +51,7 @@ CELLS = {
     },
     "needle": {"model": DELTANET, "corpus": "embedded", "pairs": 2, "train_distance": 16, "distances": [16, 40]},
     "story": {"model": DELTANET, "corpus": "embedded", "asides": True, "train_length": 120, "lengths": [120, 1500]},
+    "stream": {"model": DELTANET, "length": 32, "stream": 12000, "late": 4000},
     "capacity": {"features": "identity", "degree": 2, "dim": 4, "seeds": 2},
     "stability": {"depth": 2, "momentum": 0.9, "lr_scale": 1, "start_scale": 1, "length": 64, "chunk": 8},
     "scale": {"preset": "titans-mag", "size": "170m", "devices": 8},
@@ -129,7 +131,7 @@ def test_results_are_kept_for_the_defaults_they_were_measured_with():
             else []
         )
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
-    assert (DEFAULTS, REVISED, digest) == (2, {"muon": 2, "deep": 2}, "bcdc52f6b2227978")
+    assert (DEFAULTS, REVISED, digest) == (2, {"muon": 2, "deep": 2}, "7e31e647586a1c0f")
     assert OptimConfig.w0_lr_scale == 0.1  # how deep memories are trained: raise REVISED["deep"] with it
 
 
@@ -306,7 +308,13 @@ def test_a_config_with_a_word_that_is_not_known_is_refused(tmp_path):
         Experiment.load(tmp_path)
 
 
-def test_cells_are_kept_and_run_again_only_when_the_config_changes(tmp_path):
+@pytest.fixture
+def without_workers(monkeypatch):
+    """Cells run in this process; the folder of corpora below reaches a real worker."""
+    monkeypatch.setattr(runner, "run_all", run_here)
+
+
+def test_cells_are_kept_and_run_again_only_when_the_config_changes(tmp_path, without_workers):
     made, path, seen = experiment(tmp_path), tmp_path / "results.json", []
     rows = run(made, path, workers=1, report=seen.append)
     assert len(seen) == 2 and [row["features"] for row in rows] == ["identity", "elementwise"]
@@ -318,14 +326,14 @@ def test_cells_are_kept_and_run_again_only_when_the_config_changes(tmp_path):
     assert len(changed.results(path)) == 2  # rows of the old config are gone
 
 
-def test_a_cell_that_fails_is_told_and_tried_again(tmp_path):
+def test_a_cell_that_fails_is_told_and_tried_again(tmp_path, without_workers):
     made, path = experiment(tmp_path, runs=[{"features": ["identity", "magic"]}]), tmp_path / "results.json"
     rows = run(made, path, workers=1)
     assert "error" in rows[1] and "magic" in rows[1]["error"] and "error" not in rows[0]
     assert [cell["features"] for cell in missing(made, path)] == ["magic"]
 
 
-def test_the_command_lists_runs_compares_and_writes(tmp_path, monkeypatch, capsys):
+def test_the_command_lists_runs_compares_and_writes(tmp_path, monkeypatch, capsys, without_workers):
     table = {"title": "T", "rows": "features", "values": ["least squares"]}
     claims = [{"text": "it is 4", "value": "least squares", "of": {"features": "identity"}, "at_least": 4}]
     made = experiment(tmp_path, tables=[table], claims=claims)
