@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from fuzz_files import parse, to_bytes
 from fuzz_mutations import mutated
+from fuzz_states import WINDOWED
 from fuzz_target import Mismatch, Target, check_finite, check_numbers, check_positions
 
 from mnemos.models import MnemosCache, MnemosConfig, MnemosForCausalLM
@@ -34,6 +35,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "start": dict(layers="mag", memory=dict(heads=2, retention="start")),
     "mac-start": dict(layers="mac", memory=dict(heads=2, retention="start")),
     "mixed": dict(layers=["mag", "swa", "attention"], num_hidden_layers=3),
+    "windowed": dict(layers=["lmm", "mac"], memory=dict(WINDOWED, window=3)),
+    "windowed-start": dict(layers="mag", memory=dict(WINDOWED, window=2, retention="start", muon_scale="nuclear")),
 }
 
 

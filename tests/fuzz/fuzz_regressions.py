@@ -181,6 +181,7 @@ MODEL_FILES: dict[str, tuple[str, str, Any]] = {
     "config-list": ("mag", "config.json", lambda data: b"[1]"),
     "config-nested-deep": ("mag", "config.json", lambda data: b"[" * 5000 + b"]" * 5000),
     "config-of-many-layers": ("mag", "config.json", {"num_hidden_layers": 2**31}),
+    "config-of-thousands-of-layers": ("mac", "config.json", {"num_hidden_layers": 4000}),
     "config-of-large-vocabulary": ("mag", "config.json", {"vocab_size": 2**40}),
     "config-of-small-vocabulary": ("mag", "config.json", {"vocab_size": 3}),
     "config-of-wide-feedforward": ("mag", "config.json", {"intermediate_size": 2**40}),

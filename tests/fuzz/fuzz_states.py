@@ -16,6 +16,7 @@ from fuzz_target import Mismatch, Target, check_finite, check_numbers, check_pos
 from mnemos.memory import Gates, MemoryState, NeuralMemory, scan, step
 from mnemos.memory.features import make_features
 
+WINDOWED = dict(heads=2, rule="muon", commit_every=1, momentum=False)
 LAYERS = {
     "mlp": dict(heads=2),
     "no-conv": dict(heads=4, conv_width=0),
@@ -35,6 +36,10 @@ LAYERS = {
     "start": dict(heads=2, retention="start", window=2),
     "start-online": dict(heads=2, retention="start", structure="linear", anchor="token", conv_width=0),
     "tensor": dict(heads=2, key_dim=2, value_dim=4, features="tensor", structure="linear"),
+    "windowed": dict(WINDOWED, window=3, gate="token*decay"),
+    "windowed-linear": dict(WINDOWED, window=4, structure="linear", muon_scale="nuclear", conv_width=0),
+    "windowed-start": dict(WINDOWED, window=2, retention="start", depth=3, expansion=2.0, chunk_size=2),
+    "start-muon": dict(heads=2, retention="start", rule="muon", window=3, commit_every=2),
 }
 
 

@@ -16,7 +16,7 @@ from fuzz_regressions import NAMED
 SECONDS = {"state": 15, "cache": 20, "model": 15, "config": 10}  # a minute together
 HERE = Path(__file__).parent
 SANITIZED_CASES = {"state": 3000, "cache": 1500, "model": 100}
-MEMORY_TESTS = ("test_layer.py", "test_muon.py", "test_state.py", "test_reads_and_gates.py")
+MEMORY_TESTS = tuple(f"test_{name}.py" for name in ("layer", "muon", "state", "reads_and_gates", "windowed", "start"))
 
 needs_sanitizers = pytest.mark.skipif(
     sanitized.unavailable_reason() is not None, reason=sanitized.unavailable_reason() or ""
