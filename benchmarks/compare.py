@@ -12,6 +12,8 @@ train   forward, backward, clipping and AdamW step of a preset in size nano, 2 s
 decode  20 tokens of a preset in size nano, one per call, greedy, with a cache that starts behind a prompt of 100 tokens
 layer   forward and backward of `NeuralMemory` at the five shapes of benchmarks/speed.py; also peak memory (Linux)
 
+Networks decay towards 0, as in old versions; `atlas-mag` is another rule since it commits after every token.
+
 The speed-up is the median over rounds of old time / new time: above 1 the working tree is faster. Times are wall-clock times.
 The 95 % interval is a bootstrap over rounds. The speed-up in CPU time is printed beside it: on a busy machine it is the steadier one.
 """
@@ -109,8 +111,10 @@ def nano_model(preset: str):
     from mnemos.models import MnemosForCausalLM, presets
 
     torch.manual_seed(0)
-    model = MnemosForCausalLM(presets.config(preset, size="nano"))
-    return model, torch.Generator().manual_seed(1)
+    config = presets.config(preset, size="nano")
+    if config.has_memory and hasattr(config.memory_config, "retention"):  # old versions have "zero" alone
+        config = presets.config(preset, size="nano", memory_retention="zero")
+    return MnemosForCausalLM(config), torch.Generator().manual_seed(1)
 
 
 def training(preset: str) -> Step:

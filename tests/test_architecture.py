@@ -19,6 +19,7 @@ LAYERS = [
     "memory",
     "backends",
     "models",
+    "attach",
     "data",
     "train",
     "eval",

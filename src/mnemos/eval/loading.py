@@ -42,7 +42,7 @@ def load(
         raise ValueError(
             f"{path} has no config.json, export/config.json or config.yaml: it is neither a saved model nor a run"
         )
-    model = _from_transformers(
+    model = open_pretrained(
         str(place or path), "auto" if dtype == "auto" else _dtype(dtype, torch.float32), allow_missing
     )
     tokenizer = load_tokenizer(place or path, model.config)
@@ -51,7 +51,8 @@ def load(
     return model.to(home).eval(), tokenizer
 
 
-def _from_transformers(path: str, dtype: str | torch.dtype, allow_missing: bool) -> Any:
+def open_pretrained(path: str, dtype: str | torch.dtype = "auto", allow_missing: bool = False) -> Any:
+    """A causal language model of transformers or of ours, from a folder or a hub name; whatever is wrong is one sentence."""
     from transformers import AutoModelForCausalLM
 
     from ..models.folder import read_object  # this import also registers our models

@@ -233,11 +233,11 @@ def can_stack(state: Any) -> bool:
 
 
 def fork(state: Any, copies: int) -> Any:
-    """A state's row repeated `copies` times, for calls that must not change the given state. Calls never change our caches."""
+    """A state's row repeated `copies` times, for calls that must not change the given state. Calls never change a `MnemosCache`."""
     if state is None:
         return None
     if hasattr(state, "fork"):
-        return state if copies == 1 else state.fork(copies)
+        return state if copies == 1 and not getattr(state, "advances_in_place", False) else state.fork(copies)
     state = copy.deepcopy(state)
     if copies > 1:
         state.batch_repeat_interleave(copies)
