@@ -444,26 +444,32 @@ def test_an_unknown_tracker_is_refused_when_a_config_is_read(tmp_path):
     assert [run.config.watch.trackers for run in list_runs(tmp_path / "runs")] == [("wanddb",)]
 
 
+UNUSABLE = [
+    (COMMAND.replace('"hello"', '"eval"'), "command 'eval' is registered already: choose another name"),
+    (COMMAND.replace('"hello"', '"-x"'), "the name of a command must be one word that does not begin with -"),
+    (SUITE.replace('"vocabulary"', '"needle"'), "suite 'needle' is registered already: choose another name"),
+    (READER.replace('"shout"', '"json"'), "reader 'json' is registered already: choose another name"),
+    (READER.replace('".shout"', '".md"'), "reader 'shout': files that end in .md are those of reader 'text'"),
+    (READER.replace('".shout"', '"shout"'), "reader 'shout': suffix 'shout' must be in lower case"),
+    (TRACKER.replace('"lines"', '"wandb"'), "tracker 'wandb' is registered already: choose another name"),
+    (BLOCK.replace('"other"', '"mag"'), "block 'mag' is registered already: choose another name"),
+    (
+        BLOCK.replace('name = "other"', "pass"),
+        "<class 'parts.Other'> cannot be registered: a block is a subclass of",
+    ),
+    (BLOCK + "    has_memory = True", "block 'other' has a memory: set without_memory to the block in its place"),
+    (GATE.replace('"other"', '"convex"'), "gate 'convex' is registered already: choose another name"),
+    (GATE.replace("(Gate)", ""), "<class 'parts.Other'> cannot be registered: a gate is a subclass of Gate with"),
+    ("import nosuchmodule", "./parts.py needs nosuchmodule, which is not installed"),
+    ("def f(:", "./parts.py is not Python: invalid syntax"),
+]
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (COMMAND.replace('"hello"', '"eval"'), "command 'eval' is registered already: choose another name"),
-        (COMMAND.replace('"hello"', '"-x"'), "the name of a command must be one word that does not begin with -"),
-        (SUITE.replace('"vocabulary"', '"needle"'), "suite 'needle' is registered already: choose another name"),
-        (READER.replace('"shout"', '"json"'), "reader 'json' is registered already: choose another name"),
-        (READER.replace('".shout"', '".md"'), "reader 'shout': files that end in .md are those of reader 'text'"),
-        (READER.replace('".shout"', '"shout"'), "reader 'shout': suffix 'shout' must be in lower case"),
-        (TRACKER.replace('"lines"', '"wandb"'), "tracker 'wandb' is registered already: choose another name"),
-        (BLOCK.replace('"other"', '"mag"'), "block 'mag' is registered already: choose another name"),
-        (
-            BLOCK.replace('name = "other"', "pass"),
-            "<class 'parts.Other'> cannot be registered: a block is a subclass of",
-        ),
-        (BLOCK + "    has_memory = True", "block 'other' has a memory: set without_memory to the block in its place"),
-        (GATE.replace('"other"', '"convex"'), "gate 'convex' is registered already: choose another name"),
-        (GATE.replace("(Gate)", ""), "<class 'parts.Other'> cannot be registered: a gate is a subclass of Gate with"),
-        ("import nosuchmodule", "./parts.py needs nosuchmodule, which is not installed"),
-        ("def f(:", "./parts.py is not Python: invalid syntax"),
+        pytest.param(content, sentence, marks=() if i in (0, 4, 8, 13) else pytest.mark.slow)  # a process each
+        for i, (content, sentence) in enumerate(UNUSABLE)
     ],
 )
 def test_a_module_that_cannot_be_used_is_one_sentence(mnemos_in, content, sentence):
@@ -634,7 +640,11 @@ def test_models_with_parts_of_ones_own_open_in_a_new_process_with_import(mnemos_
 
 @pytest.mark.parametrize(
     ("name", "choice"),
-    [("structure", "structure='highway'"), ("block", "layers='convolution'"), ("gate", "gate_mode='softmax'")],
+    [
+        ("structure", "structure='highway'"),
+        pytest.param("block", "layers='convolution'", marks=pytest.mark.slow),  # two processes each
+        pytest.param("gate", "gate_mode='softmax'", marks=pytest.mark.slow),
+    ],
 )
 def test_a_model_that_needs_a_module_names_it(mnemos_in, library, trained, name, choice):
     """And imports nothing by itself, although Python would find the module."""

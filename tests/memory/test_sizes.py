@@ -16,16 +16,14 @@ from mnemos.memory import Gates, MemorySpec, reference_scan, scan
 
 
 def inputs(spec: MemorySpec, batch: int, length: int, heads: int, dtype: torch.dtype):
+    """Leaves with the same numbers, which float32 has, in every dtype."""
     torch.manual_seed(0)
     unit = torch.nn.functional.normalize
-    q, k = (unit(torch.randn(batch, length, heads, spec.key_dim, dtype=dtype), dim=-1) for _ in range(2))
-    v = torch.randn(batch, length, heads, spec.value_dim, dtype=dtype)
-    rows = (
-        low + (high - low) * torch.rand(batch, length, heads, dtype=dtype)
-        for low, high in ((0, 0.05), (0, 0.9), (0.9, 1))
-    )
-    W0 = [torch.randn(heads, *shape, dtype=dtype) * shape[0] ** -0.5 for shape in spec.shapes]
-    return [x.requires_grad_() for x in (q, k, v, *rows, *W0)]
+    q, k = (unit(torch.randn(batch, length, heads, spec.key_dim), dim=-1) for _ in range(2))
+    v = torch.randn(batch, length, heads, spec.value_dim)
+    rows = (low + (high - low) * torch.rand(batch, length, heads) for low, high in ((0, 0.05), (0, 0.9), (0.9, 1)))
+    W0 = [torch.randn(heads, *shape) * shape[0] ** -0.5 for shape in spec.shapes]
+    return [x.to(dtype).requires_grad_() for x in (q, k, v, *rows, *W0)]
 
 
 def run(function, spec: MemorySpec, leaves: list, batch: int):
@@ -34,18 +32,23 @@ def run(function, spec: MemorySpec, leaves: list, batch: int):
     y, state = function(q, k, v, gates, spec.initial_state(W0, batch=batch), spec)
     ends = [*state.weights, *state.momentum]
     loss = y.square().sum() + sum(((i + 1) * x).square().mean() for i, x in enumerate(ends))
-    return [y, *ends], torch.autograd.grad(loss, leaves, allow_unused=True)
+    return [x.detach() for x in (y, *ends)], torch.autograd.grad(loss, leaves, allow_unused=True)
+
+
+@functools.lru_cache(maxsize=2)  # the tests of one spec follow each other
+def expected(spec: MemorySpec, batch: int, length: int, heads: int):
+    """Outputs and gradients by the reference in float64."""
+    return run(reference_scan, spec, inputs(spec, batch, length, heads, torch.float64), batch)
 
 
 def compare(spec: MemorySpec, batch: int, length: int, heads: int, dtype: torch.dtype, bound: float, backend) -> None:
     """The scan in `dtype` against the reference in float64: the errors are those of the scan alone."""
     leaves = inputs(spec, batch, length, heads, dtype)
-    wide = [x.detach().double().requires_grad_() for x in leaves]
     found, grads = run(functools.partial(scan, backend=backend), spec, leaves, batch)
-    right, right_grads = run(reference_scan, spec, wide, batch)
-    for x, y in zip(found, right):
+    right, right_grads = expected(spec, batch, length, heads)
+    for x, y in zip(found, right, strict=True):
         assert_close(x, y.to(dtype), bound)
-    for x, y in zip(grads, right_grads):
+    for x, y in zip(grads, right_grads, strict=True):
         assert (x is None) == (y is None)
         if x is not None and y is not None:
             assert_close(x, y.to(dtype), bound)
@@ -65,8 +68,8 @@ REAL = [
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("choices", REAL, ids=str)
 @every_backend
+@pytest.mark.parametrize("choices", REAL, ids=str)
 def test_heads_of_64(choices, dtype, backend):
     spec = MemorySpec(key_dim=64, value_dim=64, **choices)
     bounds = (1e-8, 5e-4) if spec.rule == "muon" else (1e-10, 2e-5)
@@ -91,8 +94,8 @@ MANY = [
 
 
 @pytest.mark.parametrize("every", [1, 2, 4])
-@pytest.mark.parametrize("choices", MANY, ids=str)
 @every_backend
+@pytest.mark.parametrize("choices", MANY, ids=str)
 def test_many_tiles_and_states_made_again(choices, every, backend, monkeypatch):
     """More tiles than are prepared at once, and a last group that is not full."""
     monkeypatch.setattr(tiles, "TILE", 8)
