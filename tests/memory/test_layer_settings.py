@@ -74,7 +74,8 @@ def test_a_config_and_keywords_build_the_same_layer():
         (dict(max_lr=0.1, lr_init=0.2), r"lr_init=0.2 must lie between 0 and max_lr=0.1"),
         (dict(retain="slow"), r"retain='slow' is unknown; choose one of True, False, 'fixed'"),
         (dict(retain_init=1.0), r"retain_init=1.0 must lie between 0 and 1"),
-        (dict(value_bound=0.0), r"value_bound=0.0 must be None or > 0"),
+        (dict(value_bound=0.0), r"value_bound=0.0 must be None or a number in 1e-18..1e\+18"),
+        (dict(value_bound=1e-200), r"value_bound=1e-200 must be None or a number in 1e-18..1e\+18"),  # its square is 0
         (dict(conv_width=-1), r"conv_width=-1 must be None or a whole number >= 0"),
         (dict(learn_w0=False), r"learn_w0=False starts all weights at 0"),
         (dict(structure="tree"), r"structure='tree' is unknown"),

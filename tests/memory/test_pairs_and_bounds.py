@@ -134,6 +134,12 @@ def test_a_bound_holds_for_every_traced_gradient_and_a_large_one_changes_nothing
     assert_close_rms(large(x)[0], plain(x)[0], 1e-12)
 
 
+@pytest.mark.parametrize("bound", [1e-18, 1e18, 10**18])
+def test_the_ends_of_the_range_of_bounds_work(bound):
+    mem = build("titans", max_grad_norm=bound, value_bound=bound)
+    assert torch.isfinite(mem(some(2, T, DIM))[0]).all()
+
+
 def test_the_gradient_of_a_bound_is_finite_for_a_token_without_error():
     spec = MemorySpec(key_dim=4, value_dim=4, structure="linear", max_grad_norm=1.0)
     q, k, v = torch.zeros(3, 1, 3, 1, 4, dtype=torch.float64).requires_grad_().unbind(0)
@@ -150,8 +156,10 @@ def test_the_default_ceiling_of_the_learning_rate_counts_pairs():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (dict(max_grad_norm=0.0), r"^max_grad_norm=0.0 must be None or a number > 0"),
-        (dict(max_grad_norm="1"), r"^max_grad_norm='1' must be None or a number > 0"),
+        (dict(max_grad_norm=0.0), r"^max_grad_norm=0.0 must be None or a number in 1e-18..1e\+18"),
+        (dict(max_grad_norm=10**300), r"^max_grad_norm=1000\S* must be None or a number in 1e-18..1e\+18"),
+        (dict(max_grad_norm=1e200), r"^max_grad_norm=1e\+200 must be None or a number in 1e-18..1e\+18"),
+        (dict(max_grad_norm="1"), r"^max_grad_norm='1' must be None or a number in"),
         (dict(max_grad_norm=1.0, structure="linear", anchor="token"), r"^max_grad_norm goes with anchor='chunk'"),
         (dict(max_grad_norm=1.0, features="exp"), r"^max_grad_norm goes with .* any features but 'exp'"),
         (dict(pairs_per_token=0), r"^pairs_per_token=0 must be a whole number >= 1"),

@@ -10,6 +10,8 @@ from .rules import RULES, GradientDescent, Muon
 if TYPE_CHECKING:
     from .spec import MemorySpec
 
+MIN_NORM, MAX_NORM = 1e-18, 1e18  # of max_grad_norm and value_bound
+
 
 def check_combinations(spec: MemorySpec) -> None:
     """Raise a ValueError for choices that are valid alone, but not together."""
@@ -31,12 +33,17 @@ def check_combinations(spec: MemorySpec) -> None:
     _check_gradient(spec)
 
 
+def is_norm(value) -> bool:
+    """Whether the value is a positive number whose square and its inverse float32 holds."""
+    return type(value) in (int, float) and MIN_NORM <= value <= MAX_NORM
+
+
 def _check_gradient(spec: MemorySpec) -> None:
     """Combinations of max_grad_norm and pairs_per_token."""
     bound = spec.max_grad_norm
     if bound is not None:
-        if type(bound) not in (int, float) or not 0 < bound < float("inf"):
-            raise ValueError(f"max_grad_norm={bound!r:.40} must be None or a number > 0")
+        if not is_norm(bound):
+            raise ValueError(f"max_grad_norm={bound!r:.40} must be None or a number in {MIN_NORM:g}..{MAX_NORM:g}")
         if spec.anchor != "chunk" or spec.is_kv_cache:
             raise ValueError(
                 "max_grad_norm goes with anchor='chunk' (chunk_size=1 takes every gradient at the weights of the token before) and any "

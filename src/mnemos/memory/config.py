@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ..choices import nearest, unknown
 from ..deprecation import old_names, renamed_fields
 from ..dispatch import check_backend
+from .combinations import MAX_NORM, MIN_NORM, is_norm
 from .features import FEATURES
 from .networks import STRUCTURES
 from .registry import Registry
@@ -129,10 +130,12 @@ class NeuralMemoryConfig(MemoryOptions):
         scale = self.w0_scale
         if not (scale is None or (is_number(scale) and 0 < scale < float("inf"))):
             raise ValueError(f"w0_scale={scale!r:.60} must be None or a number > 0")
-        for name in ("max_lr", "value_bound"):
-            value = getattr(self, name)
-            if not (value is None or (is_number(value) and value > 0)):
-                raise ValueError(f"{name}={value!r:.60} must be None or > 0")
+        if not (self.max_lr is None or (is_number(self.max_lr) and self.max_lr > 0)):
+            raise ValueError(f"max_lr={self.max_lr!r:.60} must be None or > 0")
+        if not (self.value_bound is None or is_norm(self.value_bound)):
+            raise ValueError(
+                f"value_bound={self.value_bound!r:.60} must be None or a number in {MIN_NORM:g}..{MAX_NORM:g}"
+            )
         for name in ("learn_w0", "w0_branch", "output_gate"):
             if type(getattr(self, name)) is not bool:
                 raise ValueError(f"{name}={getattr(self, name)!r:.60} must be True or False")

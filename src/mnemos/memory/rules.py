@@ -107,7 +107,7 @@ def norm_factor(squared: Tensor, bound: float) -> Tensor:
     >>> norm_factor(torch.tensor([0.0, 1.0, 16.0]), 2.0)
     tensor([1.0000, 1.0000, 0.5000])
     """
-    far = squared > bound**2
+    far = squared > float(bound) ** 2  # the square of a large whole number is none that torch takes
     return torch.where(far, bound * torch.where(far, squared, 1.0).rsqrt(), 1.0)  # the root has no gradient at 0
 
 
