@@ -5,5 +5,15 @@
 
 from .identity import model_hash
 from .record import SessionInfo, SessionRecord, Turn, check_name, read_info
+from .store import SessionStore, StoreFull
 
-__all__ = ["SessionInfo", "SessionRecord", "Turn", "check_name", "model_hash", "read_info"]
+__all__ = [
+    "SessionInfo",
+    "SessionRecord",
+    "SessionStore",
+    "StoreFull",
+    "Turn",
+    "check_name",
+    "model_hash",
+    "read_info",
+]
