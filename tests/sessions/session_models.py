@@ -13,7 +13,7 @@ from mnemos.sessions import Session, SessionStore
 
 sys.path.append(str(Path(__file__).parent.parent / "attach"))
 
-from tiny_models import attached  # noqa: E402
+from tiny_models import attached
 
 OWN = ("titans-mag", "atlas-mag", "deltanet")
 MODELS = (*OWN, "transformer", "attached", "attached-window")

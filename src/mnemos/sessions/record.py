@@ -177,7 +177,8 @@ def read_info(path: str | os.PathLike) -> SessionInfo:
     if header.get("format") != FORMAT:
         raise ValueError(f"{path} is not a session of this version ({FORMAT})")
     fields = _parse_fields(path, header)
-    return SessionInfo(**fields | {"pending": len(fields["pending"]), "file_bytes": size})
+    fields["pending"] = len(fields["pending"])
+    return SessionInfo(**fields, file_bytes=size)
 
 
 def rewrite(source: str | os.PathLike, target: str | os.PathLike, **changes: Any) -> None:

@@ -86,7 +86,7 @@ class Session:
             self.record.turns.append(Turn(role="system", content=system, tokens=0, created=time.time()))
         self.record.check()
 
-    def _open(self, model, tokenizer, store, record: SessionRecord, memory: str, undo_depth: int) -> None:
+    def _open(self, model, tokenizer, store, record: SessionRecord, memory: Memory, undo_depth: int) -> None:
         if getattr(model, "training", False):
             raise ValueError("the model is in training mode: call model.eval() before a session")
         if type(undo_depth) is not int or undo_depth < 0:

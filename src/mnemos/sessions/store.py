@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from filelock import FileLock
 
@@ -23,6 +23,10 @@ from .record import SessionInfo, SessionRecord, check_name, read_info, rewrite
 SUFFIX = ".safetensors"
 OWNER_FOLDER = re.compile("[0-9a-f]{32}")
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+Infos: TypeAlias = list[SessionInfo]  # inside the class, `list` is its method
+Names: TypeAlias = list[str]
+Paths: TypeAlias = list[Path]
 
 
 class StoreFull(OSError):
@@ -74,7 +78,7 @@ class SessionStore:
         """Whether the owner has a session of this name."""
         return _is_own_file(self.path(name, owner))
 
-    def list(self, owner: str = "", skipped: Callable[[str], Any] | None = None) -> list[SessionInfo]:
+    def list(self, owner: str = "", skipped: Callable[[str], Any] | None = None) -> Infos:
         """The owner's sessions in the order of their names, from the headers of their files. skipped: called with a sentence about each
         damaged file, which is left out."""
         found = []
@@ -147,7 +151,7 @@ class SessionStore:
             record.save(target)
         return record.name
 
-    def sweep(self, now: float | None = None) -> list[str]:
+    def sweep(self, now: float | None = None) -> Names:
         """Delete the sessions of all owners that are older than `ttl`; returns their names. Other files stay."""
         if self.ttl is None:
             return []
@@ -184,11 +188,11 @@ class SessionStore:
             raise ValueError(f"owner={owner!r:.40} must be a text")
         return self.folder / hashlib.sha256(owner.encode(errors="surrogatepass")).hexdigest()[:32]
 
-    def _homes(self) -> list[Path]:
+    def _homes(self) -> Paths:
         found = [p for p in self.folder.iterdir() if OWNER_FOLDER.fullmatch(p.name)]
         return sorted(p for p in found if p.is_dir() and not p.is_symlink())
 
-    def _files(self, home: Path) -> list[Path]:
+    def _files(self, home: Path) -> Paths:
         """The session files in an owner's folder, by name."""
         if home.is_symlink() or not home.is_dir():
             return []
