@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ..choices import nearest
 from .facts import PEOPLE, THINGS, VOCABULARY, word
 
-IDS = {name.lower(): 256 + i for i, name in enumerate((*PEOPLE, *THINGS))}
+IDS: dict[str, int] = {name.lower(): 256 + i for i, name in enumerate((*PEOPLE, *THINGS))}
 FIRST_THING = 256 + len(PEOPLE)
 FILLERS = frozenset("remember that is has have owns the a an and now what does did who whose thing of please".split())  # noqa: SIM905
 BEFORE_QUESTION = " and then "  # bytes; without text between facts and questions the model takes a question for a fact
@@ -63,10 +63,10 @@ class FactsTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Words of tokens, and text of bytes."""
-        words = (
-            word(i) if 256 <= i < VOCABULARY else bytes([i]).decode(errors="replace") for i in ids if i < VOCABULARY
-        )
-        return " ".join(words)
+        text = ""
+        for i in ids:
+            text += f" {word(i)} " if i >= 256 else bytes([i]).decode(errors="replace")
+        return " ".join(text.split())
 
 
 def _words(text: str) -> list[str]:

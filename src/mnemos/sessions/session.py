@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -174,7 +174,7 @@ class Session:
         """The answer to a text. sampling: the fields of `mnemos.sessions.Sampling`."""
         return "".join(self.stream(text, **sampling))
 
-    def stream(self, text: str, **sampling: Any) -> Iterator[str]:
+    def stream(self, text: str, **sampling: Any) -> Generator[str]:
         """The answer to a text, in pieces of whole characters as they are generated.
 
         If the iterator is closed early, the answer ends there and the turn counts; if the model raises an error, the turn is undone.
@@ -182,7 +182,7 @@ class Session:
         self._check_idle()
         return self._stream(text, Sampling(**sampling))
 
-    def _stream(self, text: str, chosen: Sampling) -> Iterator[str]:
+    def _stream(self, text: str, chosen: Sampling) -> Generator[str]:
         self._check_idle()
         before, mode = self._now(), self.memory
         is_off = mode == "off"
