@@ -85,3 +85,152 @@ def test_every_token_is_counted_and_read_exactly_once(kind):
     assert left.keys() == right.keys()
     for name, x in left.items():
         torch.testing.assert_close(x, right[name], rtol=1e-9, atol=1e-11, msg=name)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_undo_restores_the_state_before_the_last_turn_exactly(kind):
+    session = Session(*open_model(kind))
+    session.tell(FIRST)
+    session.ask("Where?", max_new_tokens=4)
+    before, turns, pending = tensors(session), list(session.turns), list(session.pending)
+    answer = session.ask("Why?", max_new_tokens=6)
+    assert not equal(before, tensors(session))
+    session.undo()
+    assert equal(before, tensors(session)) and session.turns == turns and session.pending == pending
+    assert session.ask("Why?", max_new_tokens=6) == answer
+    for _ in range(3):
+        session.undo()
+    assert session.tokens_read == 0 and session.turns == [] and session.record.cache is None
+    with pytest.raises(ValueError, match="no turn to undo"):
+        session.undo()
+
+
+def test_undo_keeps_a_bounded_number_of_states():
+    session = Session(*open_model("deltanet"), undo_depth=2)
+    for _ in range(4):
+        session.tell(FIRST)
+    session.undo()
+    session.undo()
+    with pytest.raises(ValueError, match="no turn to undo"):
+        session.undo()
+    assert session.tokens_read == 2 * len(FIRST)
+
+
+def test_a_reset_session_is_empty_and_can_be_undone():
+    session = Session(*open_model("titans-mag"))
+    session.tell(FIRST)
+    before = tensors(session)
+    session.reset()
+    assert session.tokens_read == 0 and session.turns == [] and session.state_bytes == 0
+    session.undo()
+    assert equal(before, tensors(session)) and len(session.turns) == 1
+
+
+@pytest.mark.parametrize("kind", ["titans-mag", "attached", "attached-window"])
+def test_a_fork_continues_without_its_origin(kind, tmp_path):
+    session = Session(*open_model(kind), SessionStore(tmp_path), "ann")
+    session.tell(FIRST)
+    session.save()
+    before, turns = tensors(session), len(session.turns)
+    forked = session.fork("bob")
+    first = forked.ask("Where?", max_new_tokens=5)
+    forked.save()
+    assert equal(before, tensors(session)) and len(session.turns) == turns
+    assert session.ask("Where?", max_new_tokens=5) == first and equal(tensors(session), tensors(forked))
+    with pytest.raises(ValueError, match="has a session 'bob' already"):
+        session.fork("bob")
+
+
+@pytest.mark.parametrize("kind", ["titans-mag", "attached", "attached-window"])
+def test_memory_read_answers_from_the_state_and_leaves_it_as_it_was(kind):
+    session = Session(*open_model(kind))
+    session.tell(FIRST)
+    session.ask("Where?", max_new_tokens=3)
+    before, turns, pending = tensors(session), list(session.turns), list(session.pending)
+    session.memory = "read"
+    answer = session.ask("Why?", max_new_tokens=6)
+    assert equal(before, tensors(session)) and session.turns == turns and session.pending == pending
+    with pytest.raises(ValueError, match="nothing can be told"):
+        session.tell(FIRST)
+    session.memory = "write"
+    assert session.ask("Why?", max_new_tokens=6) == answer
+
+
+def test_memory_off_answers_as_a_new_session():
+    model, tokenizer = open_model("titans-mag")
+    session = Session(model, tokenizer)
+    session.tell(FIRST)
+    session.ask("Where?", max_new_tokens=3)
+    before = tensors(session)
+    session.memory = "off"
+    assert session.ask("Why?", max_new_tokens=8) == Session(model, tokenizer).ask("Why?", max_new_tokens=8)
+    assert equal(before, tensors(session))
+    with pytest.raises(ValueError, match="choose one of write, read, off"):
+        session.memory = "on"
+
+
+def test_a_stream_that_is_closed_early_ends_the_answer_there():
+    model, tokenizer = open_model("titans-mag")
+    session, whole = Session(model, tokenizer), Session(model, tokenizer)
+    pieces = session.stream("Where is the key?", max_new_tokens=50)
+    said = [next(pieces), next(pieces)]
+    with pytest.raises(ValueError, match="being streamed"):
+        session.tell("more")
+    pieces.close()
+    generated = session.turns[-1]["tokens"]
+    assert session.turns[-1]["content"] == "".join(said) and generated < 50
+    whole.ask("Where is the key?", max_new_tokens=generated)
+    assert equal(tensors(session), tensors(whole)) and session.pending == whole.pending
+
+
+def test_an_error_in_the_middle_of_an_answer_undoes_the_turn(monkeypatch):
+    session = Session(*open_model("titans-mag"))
+    session.tell(FIRST)
+    before, turns = tensors(session), list(session.turns)
+    calls, read = [], Session._read
+
+    def fails(self, *args, **kwargs):
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return read(self, *args, **kwargs)
+
+    monkeypatch.setattr(Session, "_read", fails)
+    with pytest.raises(KeyboardInterrupt):
+        session.ask("Where?", max_new_tokens=20)
+    assert equal(before, tensors(session)) and session.turns == turns and session.pending == []
+
+
+def test_a_stop_text_ends_the_answer_and_is_not_part_of_it():
+    model, tokenizer = open_model("attached")
+    whole = Session(model, tokenizer).ask("Where?", max_new_tokens=20)
+    stop = whole[3:5]
+    session = Session(model, tokenizer)
+    assert session.ask("Where?", max_new_tokens=20, stop=stop) == whole[:3] == whole[: whole.index(stop)]
+    assert session.turns[-1]["content"] == whole[:3] and session.turns[-1]["tokens"] < 20
+
+
+def test_a_long_text_is_read_in_pieces(monkeypatch):
+    model, tokenizer = open_model("titans-mag", torch.float64)
+    whole, pieces = Session(model, tokenizer), Session(model, tokenizer)
+    whole.tell(FIRST * 5)
+    monkeypatch.setattr("mnemos.sessions.session.PIECE", 16)
+    pieces.tell(FIRST * 5)
+    assert pieces.tokens_read == whole.tokens_read
+    for name, x in tensors(whole).items():
+        torch.testing.assert_close(x, tensors(pieces)[name], rtol=1e-9, atol=1e-11)
+
+
+def test_a_session_is_not_begun_over_a_saved_one(tmp_path):
+    model, tokenizer = open_model("deltanet")
+    session = Session(model, tokenizer, SessionStore(tmp_path), "ann")
+    session.tell(FIRST)
+    session.save()
+    with pytest.raises(ValueError, match=r"open it by Session\.load"):
+        Session(model, tokenizer, SessionStore(tmp_path), "ann")
+    with pytest.raises(ValueError, match="has no store"):
+        Session(model, tokenizer).save()
+    with pytest.raises(ValueError, match="training mode"):
+        Session(open_model("deltanet")[0].train(), tokenizer)
+    with pytest.raises(ValueError, match="has no token"):
+        session.tell("")

@@ -131,19 +131,27 @@ class SessionRecord:
         found = {name: getattr(self, name) for name in FIELDS if name != "turns"}
         return found | {"turns": len(self.turns)}
 
-    def save(self, path: str | os.PathLike) -> None:
-        """Write one safetensors file: a temporary name, synced to disk, then renamed. An existing file is replaced, or stays as it is."""
+    def _contents(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Tensors and header of the file."""
         self.check()
         tensors, header = _cache_contents(self.cache)
         turns = json.dumps(self.turns, ensure_ascii=False).encode()
         if len(turns) > MAX_TURNS_BYTES:
-            raise ValueError(
-                f"the turns of session {self.name} have {len(turns):,} bytes, but at most {MAX_TURNS_BYTES:,} fit"
-            )
+            raise ValueError(f"the turns of {self.name} have {len(turns):,} bytes, but at most {MAX_TURNS_BYTES:,} fit")
         contents = {f"cache.{name}": x for name, x in tensors.items()}
         contents["turns"] = torch.frombuffer(bytearray(turns), dtype=torch.uint8)
-        head = {"format": FORMAT, "session": json.dumps(self._fields()), "cache": json.dumps(header)}
-        write_tensors(path, contents, head)
+        return contents, {"format": FORMAT, "session": json.dumps(self._fields()), "cache": json.dumps(header)}
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of the file that `save` writes, a little too large rather than too small."""
+        tensors, header = self._contents()
+        texts = sum(len(json.dumps(text)) for text in header.values())
+        return sum(x.numel() * x.element_size() + len(name) + 100 for name, x in tensors.items()) + texts + 100
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write one safetensors file: a temporary name, synced to disk, then renamed. An existing file is replaced, or stays as it is."""
+        write_tensors(path, *self._contents())
         sync_folder(Path(path).absolute().parent)
 
     @classmethod

@@ -104,7 +104,7 @@ class SessionStore:
         """Write a session to disk; it replaces the one of its name and owner. Raises `StoreFull` and keeps the old file if it does not fit."""
         path = self.path(record.name, record.owner)
         with self._changing(record.owner):
-            self._check_quota(path, record.state_bytes)
+            self._check_quota(path, 0 if self.max_bytes is None else record.file_bytes)
             record.save(path)
 
     def delete(self, name: str, owner: str = "") -> None:
@@ -147,7 +147,7 @@ class SessionStore:
         record.name, record.owner, record.updated = name or record.name, owner, time.time()
         with self._changing(owner):
             target = self._free(record.name, owner)
-            self._check_quota(target, record.state_bytes)
+            self._check_quota(target, 0 if self.max_bytes is None else record.file_bytes)
             record.save(target)
         return record.name
 
