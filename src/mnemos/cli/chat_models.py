@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-GAME = """A game of facts with the demo's model: {size:,} parameters, trained on this machine. It has no language: its words are 32 people and
-32 things. Tell it up to 8 facts (remember Alice is lamp), then ask (what is Alice?). The answer comes from its memory of fixed size;
-asked about a person who was not mentioned, it guesses. /help lists its words."""
+GAME = """A game of facts with the demo's model: {size:,} parameters, trained on this
+machine. It has no language: its only words are 32 people and 32 things.
+Tell it up to 8 facts (remember Alice is lamp), then ask (what is Alice?).
+Answers come from a memory of fixed size. Asked about a person who was not
+mentioned, it guesses."""
 
 
 @dataclass
