@@ -107,6 +107,20 @@ def test_undo_restores_the_state_before_the_last_turn_exactly(kind):
         session.undo()
 
 
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_turn_of_one_token_does_not_change_the_state_before_it(kind):
+    """A model may advance a cache in place by one token; the state that undo and read return to is never changed."""
+    session = Session(*open_model(kind))
+    session.tell(FIRST)
+    before = tensors(session)
+    session.tell("y")
+    session.undo()
+    assert equal(before, tensors(session))
+    session.memory = "read"
+    session.ask("y", max_new_tokens=3)
+    assert equal(before, tensors(session))
+
+
 def test_undo_keeps_a_bounded_number_of_states():
     session = Session(*open_model("deltanet"), undo_depth=2)
     for _ in range(4):
