@@ -26,6 +26,7 @@ LAYERS = [
     "trials",
     "report",
     "demo",
+    "sessions",
     "ablate",
     "cli",
 ]

@@ -37,6 +37,17 @@ def whole_file(path: str | os.PathLike) -> Generator[BinaryIO, None, None]:
         raise
 
 
+def sync_folder(folder: str | os.PathLike) -> None:
+    """Write the entries of a folder to disk, so that a rename inside it survives a loss of power."""
+    if os.name != "posix":  # other systems cannot open folders
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_text(path: str | os.PathLike, text: str) -> None:
     """Write a text in UTF-8, atomically."""
     with whole_file(path) as file:

@@ -27,13 +27,17 @@ FORMAT = "mnemos.attached-cache/1"
 
 def write_cache(path: str | os.PathLike, cache: AttachedCache, model: AttachedForCausalLM) -> None:
     """Write the cache of a model; whole or not at all."""
+    tensors, header = cache_contents(cache)
+    write_tensors(path, tensors, _identity(model) | {"format": FORMAT} | header)
+
+
+def cache_contents(cache: AttachedCache) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a cache and the header that describes them, without the identity of its model."""
     if not isinstance(cache, AttachedCache) or cache.position is None:
         raise ValueError(
             "a state is an AttachedCache that has read at least one token, as model.state(input_ids) returns it"
         )
-    header = _identity(model) | {"format": FORMAT, "length": str(cache.length)}
-    header["memory_layers"] = json.dumps(sorted(cache.memory))
-    write_tensors(path, cache.tensors(), header)
+    return cache.tensors(), {"length": str(cache.length), "memory_layers": json.dumps(sorted(cache.memory))}
 
 
 def _identity(model: AttachedForCausalLM) -> dict[str, str]:
@@ -56,6 +60,13 @@ def read_cache(path: str | os.PathLike, model: AttachedForCausalLM) -> AttachedC
     for name, value in _identity(model).items():
         if header.get(name) != value:
             raise ValueError(f"{path} belongs to a model with {words[name]} other than those of this one")
+    return cache_from_contents(path, tensors, header, model)
+
+
+def cache_from_contents(
+    path: str | os.PathLike, tensors: dict[str, Tensor], header: dict[str, str], model: AttachedForCausalLM
+) -> AttachedCache:
+    """The inverse of `cache_contents`, after all checks but that of the model's identity. path: the name of the file in errors."""
     try:
         length, layers = json.loads(header["length"]), json.loads(header["memory_layers"])
         if type(length) is not int or not 1 <= length <= MAX_POSITION:

@@ -58,6 +58,11 @@ COMMANDS = {
             "Print the backend that computes each preset's memory on this machine, and the reason.",
             "backends:backends",
         ),
+        Command(
+            "chat",
+            "Chat with a model whose memory lasts: sessions are saved, resumed and forked.",
+            "chat:chat",
+        ),
         Command("data", "Tokenise or show training data.", "data:data"),
         Command(
             "demo",

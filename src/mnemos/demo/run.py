@@ -17,15 +17,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ..atomic_io import check_not_foreign, write_text
-from ..data.embedded import documents
 from ..eval.files import write_json
 from ..models import MnemosForCausalLM
 from .facts import CHANCE
+from .kept import keep, kept_folder
 from .measure import Asked, Kept, bits_per_byte, recall_by_distance, save_and_load, state_bytes
 from .page import page
 from .picture import picture
 from .results import MODEL_NAMES, WINDOW_ONLY, WITH_MEMORY, DemoPlan, DemoReport, example_at, examples_of
-from .training import Curve, train
+from .training import Curve, train, training_text
 
 MEMORY_SHARE = 0.65  # of the training time, at most
 
@@ -46,7 +46,7 @@ def run(folder: str | Path, plan: DemoPlan | None = None, console: Console | Non
         check_not_foreign(folder, ("index.html", "results.json", "recall.png"), "mnemos demo")
     folder.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
-    learn, held_out = _text(plan)
+    learn, held_out = training_text(plan.text_characters)
     torch.manual_seed(plan.curriculum.seed)
     models = {
         WITH_MEMORY: MnemosForCausalLM(plan.memory_config()),
@@ -60,6 +60,8 @@ def run(folder: str | Path, plan: DemoPlan | None = None, console: Console | Non
         highlight=False,
     )
     curves = _train_both(models, learn, plan, console)
+    if plan.memory_config().to_dict() == DemoPlan().memory_config().to_dict() and keep(models[WITH_MEMORY]):
+        console.print(f"The memory model is kept for `mnemos chat`: {kept_folder()}", highlight=False, soft_wrap=True)
     console.rule("2. Facts far beyond the attention window")
     recall, kept = _recall(models, held_out, plan, folder, console)
     _print_recall(recall, plan, console)
@@ -106,13 +108,6 @@ def run(folder: str | Path, plan: DemoPlan | None = None, console: Console | Non
         console.print(f"Picture: {drawn}", highlight=False, soft_wrap=True)
     console.print(f"Report: {report.page.resolve()}", highlight=False, soft_wrap=True)
     return report
-
-
-def _text(plan: DemoPlan) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes for training, and held-out bytes. Byte 0, which ends a document elsewhere, does not occur."""
-    text = np.frombuffer("".join(documents(plan.text_characters)).encode(), np.uint8)
-    border = len(text) * 9 // 10
-    return text[:border], text[border:]
 
 
 def _train_both(models: dict, text: np.ndarray, plan: DemoPlan, console: Console) -> dict[str, Curve]:

@@ -18,6 +18,7 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..data.embedded import documents
 from ..models import MnemosForCausalLM
 from ..train.config import OptimConfig
 from ..train.loop import BatchLoss, Loop, Outcome
@@ -98,6 +99,14 @@ def train(
     ).run(training.steps())
     model.eval()
     return training.curve
+
+
+def training_text(characters: int) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes for training, and held-out bytes, of this many characters of Python's documentation. Byte 0, which ends a document elsewhere,
+    does not occur."""
+    text = np.frombuffer("".join(documents(characters)).encode(), np.uint8)
+    border = len(text) * 9 // 10
+    return text[:border], text[border:]
 
 
 class _Training:

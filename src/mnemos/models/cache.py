@@ -149,8 +149,8 @@ class MnemosCache:
             return
         _check_config(self.config, config)
 
-    def save(self, path: str | os.PathLike) -> None:
-        """Write a safetensors file with the config in its header. The write is atomic."""
+    def file_contents(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """The tensors and the header of the file that `save` writes; `from_file_contents` is the inverse."""
         cache_forms(self.config)  # raises an error if the file could not be opened again
         tensors, states = {}, {}
         for i, layer in enumerate(self.layers):
@@ -158,15 +158,28 @@ class MnemosCache:
                 found, states[f"{i}.{name}"] = to_tensors(state)
                 tensors |= {f"{i}.{name}.{key}": x for key, x in found.items()}
         header = {"format": FORMAT, "config": self.config.to_json_string(use_diff=False), "states": json.dumps(states)}
-        header["length"] = str(self.length)
-        write_tensors(path, tensors, header)
+        return tensors, header | {"length": str(self.length)}
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write a safetensors file with the config in its header. The write is atomic."""
+        write_tensors(path, *self.file_contents())
 
     @classmethod
     def load(
         cls, path: str | os.PathLike, config: MnemosConfig | None = None, device: torch.device | str = "cpu"
     ) -> MnemosCache:
         """Read a file that `save` wrote. With the `config` of a model, raises a ValueError if the cache does not fit that model."""
-        tensors, header = read_tensors(path, "cache", FORMAT, device)
+        return cls.from_file_contents(path, *read_tensors(path, "cache", FORMAT, device), config)
+
+    @classmethod
+    def from_file_contents(
+        cls,
+        path: str | os.PathLike,
+        tensors: dict[str, Tensor],
+        header: dict[str, str],
+        config: MnemosConfig | None = None,
+    ) -> MnemosCache:
+        """The cache of these tensors and this header, after all checks. path: the name of their file in errors."""
         try:
             fields, length, about = (json.loads(header[name]) for name in ("config", "length", "states"))
             depth = fields["num_hidden_layers"]

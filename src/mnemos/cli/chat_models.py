@@ -1,0 +1,105 @@
+"""The model of `mnemos chat`: a folder, SmolLM2 with its adapter, or the demo's own model."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+GAME = """A game of facts with the demo's model: {size:,} parameters, trained on this
+machine. It has no language: its only words are 32 people and 32 things.
+Tell it up to 8 facts (remember Alice is lamp), then ask (what is Alice?).
+Answers come from a memory of fixed size. Asked about a person who was not
+mentioned, it guesses."""
+
+
+@dataclass
+class ChatModel:
+    """A model in evaluation mode with its tokenizer. about: printed at the start. is_game: it is the demo's model."""
+
+    model: Any
+    tokenizer: Any
+    about: str
+    is_game: bool = False
+
+
+def open_chat_model(path: str | None, device: str = "cpu") -> ChatModel:
+    """The model of a folder; without one, SmolLM2 with its adapter if both are installed, else the demo's model."""
+    if path is not None:
+        return _from_folder(path, device)
+    return _smollm(device) or _game(device)
+
+
+def _from_folder(path: str, device: str) -> ChatModel:
+    from ..attach import AttachedForCausalLM
+    from ..eval.loading import load
+    from ..models import MnemosForCausalLM
+
+    model, tokenizer = load(path, device)
+    if not isinstance(model, MnemosForCausalLM | AttachedForCausalLM):
+        raise ValueError(
+            f"{path} is a {type(model).__name__} without a memory: `mnemos attach {path} OUT` attaches one, then chat with OUT"
+        )
+    if tokenizer is None:
+        raise ValueError(f"{path} has no tokenizer, and its {model.config.vocab_size} tokens are not bytes")
+    return ChatModel(model, tokenizer, f"{path}: {_size(model):,} parameters")
+
+
+def adapter_path() -> Path:
+    """The file of the packaged adapter for SmolLM2, whether it exists or not."""
+    return Path(__file__).parent.parent / "attach" / "adapters" / "smollm2.safetensors"
+
+
+def _smollm(device: str) -> ChatModel | None:
+    """SmolLM2 with its packaged adapter; None, and a sentence on stderr, if either is not installed."""
+    from ..attach import load_adapter, smollm
+    from ..attach.smollm import INSTALL, cache_folder, find_gguf
+
+    try:
+        if not cache_folder().is_dir():
+            find_gguf()
+    except ValueError:
+        print(f"SmolLM2 is not installed, so the demo's model answers; for SmolLM2: {INSTALL}", file=sys.stderr)
+        return None
+    if not adapter_path().is_file():
+        print("There is no trained adapter for SmolLM2 in this version, so the demo's model answers.", file=sys.stderr)
+        return None
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from ..train.distributed import open_device
+
+    folder = smollm()
+    base: Any = AutoModelForCausalLM.from_pretrained(folder)
+    model = load_adapter(base, adapter_path()).to(open_device(device)).eval()
+    return ChatModel(model, AutoTokenizer.from_pretrained(folder), "SmolLM2-135M-Instruct with a memory")
+
+
+def _game(device: str) -> ChatModel:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from ..demo.game import FactsTokenizer
+    from ..demo.kept import is_kept, open_kept
+    from ..train.distributed import open_device
+
+    if is_kept():
+        model = open_kept()
+    else:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[done]}"),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=Console(stderr=True)) as bar:
+            line = bar.add_task("training the demo's model, once", total=1.0, done="")
+            model = open_kept(
+                lambda done, curve: bar.update(line, completed=min(1.0, done), done=f"recall {curve.recent():.0%}")
+            )
+    model = model.to(open_device(device))
+    return ChatModel(model, FactsTokenizer(), GAME.format(size=_size(model)), is_game=True)
+
+
+def _size(model: Any) -> int:
+    return sum(p.numel() for p in model.parameters())
