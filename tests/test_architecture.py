@@ -242,3 +242,8 @@ def test_no_module_compares_a_registered_name(name):
 def test_comparisons_of_registered_names_are_found(line, found):
     assert compared_names("mnemos.other", ast.parse(line)) == found
     assert not compared_names("mnemos.models.memory_mixers", ast.parse("kind == 'lmm'"))
+
+
+def test_modules_of_tests_have_names_of_their_own():
+    names = sorted(path.name for path in Path(__file__).parent.rglob("test_*.py"))
+    assert [name for name, after in zip(names, names[1:]) if name == after] == []  # pytest imports one of them alone

@@ -15,6 +15,7 @@ import torch
 
 from mnemos import cli
 from mnemos.cli.chat_loop import printable
+from mnemos.data import ByteTokenizer
 from mnemos.demo.kept import kept_folder
 from mnemos.demo.results import DemoPlan
 from mnemos.models import MnemosForCausalLM, presets
@@ -35,7 +36,10 @@ def home(tmp_path, monkeypatch):
 def text_model(tmp_path_factory) -> str:
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("model")
-    MnemosForCausalLM(presets.config("titans-mag", "nano", num_hidden_layers=2)).save_pretrained(folder)
+    model = MnemosForCausalLM(presets.config("titans-mag", "nano", num_hidden_layers=2))
+    with torch.no_grad():
+        model.get_output_embeddings().weight[ByteTokenizer().eos_token_id] = 0  # no answer ends by itself
+    model.save_pretrained(folder)
     return str(folder)
 
 
