@@ -6,6 +6,6 @@ registers the models with `AutoModelForCausalLM` when both packages are imported
 
 from ._registration import register_models
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 register_models()
