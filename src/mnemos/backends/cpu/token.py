@@ -14,15 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import deterministic
 
 from ...memory.config import NeuralMemoryConfig
 from ...memory.features import FEATURES
 from ...memory.gating import fixed_retain_logits, gate_logits
 from ...memory.networks import Chain
 from ...memory.spec import MemorySpec
-from .border import DONE, check
 from .build import gemm, library
+from .operators import DONE, check
 from .structs import (
     LOSSES,
     MAPS,
@@ -37,6 +36,7 @@ from .structs import (
     RingSizes,
     Sizes,
     WindowRule,
+    poison,
     schedule,
 )
 from .structs import Matrices as MatrixViews
@@ -109,7 +109,7 @@ def _fill(pointers: Any, x: Tensor, y: Tensor) -> None:
 
 
 @functools.lru_cache(maxsize=256)
-def _sizes(spec: MemorySpec, rows: int, heads: int, starts: int, threads: int, poison: bool) -> Sizes:
+def _sizes(spec: MemorySpec, rows: int, heads: int, starts: int, threads: int, fills: bool) -> Sizes:
     groups = _chain(spec).groups
     shapes = [spec.shapes[group[0]] for group in groups]
     return Sizes(
@@ -121,7 +121,7 @@ def _sizes(spec: MemorySpec, rows: int, heads: int, starts: int, threads: int, p
         spec.read == "before",
         starts,
         threads,
-        poison,
+        fills,
         Many(*(a for a, _ in shapes)),
         Many(*(b for _, b in shapes)),
         Many(*map(len, groups)),
@@ -146,10 +146,6 @@ def _run_on(name: str, tensors: Sequence[Tensor | None], dtype: torch.dtype, *ar
     """`_run` of a kernel that takes its views as one array, before the other arguments."""
     views = array("q", _at(*tensors))
     return _run(name, dtype, views.buffer_info()[0], *arguments)
-
-
-def _poison() -> bool:
-    return torch.are_deterministic_algorithms_enabled() and deterministic.fill_uninitialized_memory  # ty: ignore[missing-attribute]
 
 
 def _threads(matrices: Sequence[Tensor]) -> int:
@@ -207,7 +203,7 @@ def chain_step(
     y = query.new_empty(query.shape[0], 1, spec.value_dim)
     heads = old[0][0].shape[1]
     rows = query.shape[0] // heads
-    sizes = _sizes(spec, rows, heads, _starts(old, rows), _threads(old[0]), _poison())
+    sizes = _sizes(spec, rows, heads, _starts(old, rows), _threads(old[0]), poison())
     arrays = _arrays(spec, old, new, (), _at(*given, y))
     _run("step", y.dtype, ctypes.addressof(sizes), ctypes.addressof(arrays))
     return y
@@ -244,7 +240,7 @@ def ends(x: Tensor) -> tuple[float, float]:
 
 @functools.lru_cache(maxsize=256)
 def _layer_sizes(
-    config: NeuralMemoryConfig, width: int, B: int, starts: int, threads: int, poison: bool
+    config: NeuralMemoryConfig, width: int, B: int, starts: int, threads: int, fills: bool
 ) -> tuple[LayerSizes, Mix, Sizes]:
     spec, H = config.spec, config.head_count
     retain = bool(config.retain) and config.retain != "fixed"
@@ -270,7 +266,7 @@ def _layer_sizes(
             spec.step_size,
         ),
         Mix(B, H, spec.key_dim, spec.value_dim, width, QK_NORMS[config.qk_norm], config.eps, bound),
-        _sizes(spec, B, H, starts, threads, poison),
+        _sizes(spec, B, H, starts, threads, fills),
     )
 
 
@@ -294,7 +290,7 @@ def layer(
     new_tail = None if tail is None else torch.empty_like(tail)
     window = [x.contiguous() for x in window]
     new_window = [torch.empty_like(x) for x in window] if config.window > 1 else window
-    sizes = _layer_sizes(config, width, rows, _starts(old, rows), _threads(W), _poison())
+    sizes = _layer_sizes(config, width, rows, _starts(old, rows), _threads(W), poison())
     arrays = _arrays(config.spec, old, new, branch)  # the kernel makes the vectors itself
     views = _at(None, tail, *parameters[:9], None, new_tail, *parameters[9:13], *window, *new_window)
     pointers = Layer(gemm(W[0].dtype), *views)
@@ -326,7 +322,7 @@ def attend(
     assert maps[3] is not None
     B, _, G, D = key.shape
     threads, width = torch.get_num_threads(), 0 if conv is None else conv.shape[0]
-    sizes = _ring_sizes(B, maps[3].shape[0], heads, G, D, window, persistent, threads, _poison(), theta, eps, width)
+    sizes = _ring_sizes(B, maps[3].shape[0], heads, G, D, window, persistent, threads, poison(), theta, eps, width)
     new_tail = None if tail is None else torch.empty_like(tail)
     pointers = Ring(gemm(key.dtype), *_at(None, *maps, position, key, value, None, conv, tail, new_tail))
     return RingCall((sizes, pointers), (parameters, cache, tail, new_tail)), new_tail
@@ -357,7 +353,7 @@ def block(
     y, (B, _, dim), hidden = torch.empty_like(x), x.shape, feed[1].shape[1]
     weight, offset = gate or (None, None)
     gates = 0 if weight is None else weight.shape[0]
-    sizes = _block_sizes(B, dim, hidden, gates, additive, torch.get_num_threads(), _poison(), *eps, gate_start)
+    sizes = _block_sizes(B, dim, hidden, gates, additive, torch.get_num_threads(), poison(), *eps, gate_start)
     parts = [None] * 5 if memory is None else map(ctypes.addressof, memory.structs)
     rings = [None] * 2 if attention is None else map(ctypes.addressof, attention.structs)
     pointers = Block(gemm(x.dtype), *_at(x, *norms[:2], weight, offset, norms[2], *feed, y), *parts, *rings)

@@ -17,7 +17,7 @@ from ...nn.checkpoint import full_precision
 from . import kv_scan
 from .chunking import ChunkRun, cut, from_tiles, to_tiles, to_window_tokens
 from .coefficients import committed_coefficients, gd_coefficients
-from .engine import Engine
+from .engine import Engine, RunInputs
 from .tokens import Tokens, close_pairs, open_pairs, prepare
 from .varlen import scan_varlen
 from .windowed import windowed_coefficients
@@ -112,10 +112,9 @@ def _run_chunks(chunks: ChunkRun, tokens: Tokens, value: Tensor, state, anchor, 
         assert tiled.strength is not None
         coefficients = gd_coefficients(tiled.strength, tiled.momentum, tiled.retain, valid, window, products)
     q = None if tokens.lifted_query is None else to_tiles(tokens.lifted_query, chunks)
-    k = to_window_tokens(tokens.lifted_key, chunks, c)
-    v = to_window_tokens(value, chunks, c)
-    start = start if tiled.retain is not None else None  # nothing decays
-    return tokens.engine.run(spec, chunks, q, k, v, coefficients, tiled.rate, tiled.retain, state, anchor, start)
+    k, v = (to_window_tokens(x, chunks, c) for x in (tokens.lifted_key, value))
+    given = RunInputs(chunks, q, k, v, coefficients, tiled.rate, tiled.retain)
+    return tokens.engine.run(spec, given, state, anchor, None if tiled.retain is None else start)  # else nothing decays
 
 
 def _tail(x: Tensor, n: int) -> Tensor:
