@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .validation import NotFiniteError
+from .validation import ON_META, NotFiniteError
 
 
 def blame(layer: nn.Module, wrong: Exception, inputs: dict[str, Tensor], mask: Tensor | None) -> None:
@@ -17,8 +17,7 @@ def blame(layer: nn.Module, wrong: Exception, inputs: dict[str, Tensor], mask: T
     """
     if any(t.is_meta for t in (*inputs.values(), *layer.parameters())):
         raise ValueError(
-            "x or the layer's parameters are on the meta device, which holds no numbers, but a memory checks the values of "
-            "its gates: move the layer with to_empty(device='cpu'), load its weights, and move x"
+            f"x or the layer's parameters are {ON_META}: move the layer with to_empty(device='cpu'), load its weights, and move x"
         ) from None
     if not isinstance(wrong, NotFiniteError):
         return

@@ -15,10 +15,15 @@ from .state_validation import check_parts
 
 GATE_NAMES = tuple(field.name for field in dataclasses.fields(Gates))
 UNBOUNDED = ("lr", "threshold")  # gates that may exceed 1
+ON_META = "on the meta device, which holds no numbers, but a memory checks the values of its gates"
 
 
 class NotFiniteError(ValueError):
     """A NaN or an infinity where a memory needs numbers; the message names its row and position."""
+
+
+class NoValuesError(ValueError):
+    """A tensor on the meta device where a memory checks values."""
 
 
 def check_inputs(
@@ -43,6 +48,10 @@ def check_inputs(
         if x.device != k.device:
             raise ValueError(f"{name} is on {x.device}, but k is on {k.device}")
     B, T, H = k.shape[:3]
+    if k.is_meta:
+        raise NoValuesError(
+            f"k is {ON_META}: move q, k, v, gates and state to a device that holds numbers, such as 'cpu'"
+        )
     if T == 0:
         raise ValueError("the sequence is empty: T must be >= 1")
     documents = B

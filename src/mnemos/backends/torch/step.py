@@ -14,6 +14,7 @@ from torch import Tensor
 from ...memory.retention import decayed
 from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState, common_chunk_offset
+from ...nn.checkpoint import full_precision
 from .inner_grads import errors_at_anchor
 from .windowed import windowed_step
 
@@ -33,7 +34,7 @@ def step(
     inplace: bool = False,
 ) -> tuple[Tensor, MemoryState]:
     """`mnemos.memory.step` of checked arguments. write: a kernel for `_write_and_read`; inplace: it writes into the state."""
-    with torch.autocast(k.device.type, enabled=False):  # one token is no work for low precision
+    with full_precision(k.device.type):  # one token is no work for low precision
         return _step(q, k, v, gates, state, spec, features, mask, write or _write_and_read, inplace)
 
 

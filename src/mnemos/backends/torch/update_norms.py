@@ -16,6 +16,7 @@ from ...memory.kv_memory import logits, per_head
 from ...memory.retention import decayed
 from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState
+from ...nn.checkpoint import full_precision
 from .coefficients import decay_products, window_matrix
 from .engine import Engine
 from .inner_grads import Uses, errors_at_anchor
@@ -38,7 +39,7 @@ def update_norms(
         norms = update_norms(k, v, gates, state, spec, features, None)
         place = order.argsort(dim=1)
         return norms[0][rows, place] * mask.unsqueeze(-1), norms[1][rows, place] * mask.unsqueeze(-1)
-    with torch.autocast(k.device.type, enabled=False):
+    with full_precision(k.device.type):
         return _norms(k, v, gates, state, spec, features)
 
 
