@@ -7,7 +7,6 @@ from . import huber, kl_retention, lp, lq_retention  # noqa: F401 (register thei
 from .config import NeuralMemoryConfig
 from .features import FeatureMap, make_features, register_features
 from .gating import Gating, register_gating
-from .initial_state import initial_state  # noqa: F401 (gives MemorySpec its method)
 from .layer import NeuralMemory
 from .losses import InnerLoss, register_loss
 from .module_network import register_module

@@ -319,7 +319,7 @@ class MemorySpec(MemoryOptions):
             raise ValueError(f"a MemorySpec needs {', '.join(missing)}")
         return cls(**given)
 
-    if TYPE_CHECKING:  # memory/initial_state.py has it: a state is made of a spec, so this file cannot import states
+    if TYPE_CHECKING:  # memory/state.py has it: a state is made of a spec, so this file cannot import states
 
         def initial_state(
             self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -83,25 +83,15 @@ class MemoryState:
             named["conv"] = self.conv
         return named if self.pairs is None else named | self.pairs.tensors()
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> MemoryState:
-        """Apply `function` to every tensor; an anchor that is the weights stays the weights."""
-        weights = [function(w) for w in self.weights]
-        aliased = all(a is w for a, w in zip(self.anchor, self.weights))
-        return dataclasses.replace(
-            self,
-            weights=weights,
-            momentum=[function(s) for s in self.momentum],
-            anchor=list(weights) if aliased else [function(a) for a in self.anchor],
-            window_key=function(self.window_key),
-            window_value=function(self.window_value),
-            window_gate=function(self.window_gate),
-            position=function(self.position),
-            conv=None if self.conv is None else function(self.conv),
-            pairs=None if self.pairs is None else self.pairs.map(function),
-            inplace=False,
-            own=False,
-            start=[function(w) for w in self.start],
-        )
+    def map(self, function: Callable[..., Tensor], *others: MemoryState) -> MemoryState:
+        """Apply `function` to every tensor (and to those of the same name in `others`); an anchor that is the weights stays the weights."""
+        aliased = all(state._anchor_is_weights() for state in (self, *others))
+        named = [state.tensors() for state in (self, *others)]
+        names = (name for name in named[0] if not (aliased and name.startswith(("anchor.", "pairs.anchor"))))
+        mapped = {name: function(*(tensors[name] for tensors in named)) for name in names}
+        state = _assemble(self.spec, mapped, self.chunk_offset, aliased)
+        state.start_from_file = self.start_from_file
+        return state
 
     def _anchor_is_weights(self) -> bool:
         pairs = self.pairs is None or self.pairs.anchor is self.pairs.weight
@@ -141,13 +131,10 @@ class MemoryState:
         if int(index.min()) < 0 or int(index.max()) >= self.batch:
             raise ValueError(f"rows must lie in 0..{self.batch - 1}, not {index.tolist()}")
         state = self.map(lambda x: x.index_select(0, index))
-        return dataclasses.replace(
-            state,
-            chunk_offset=common_chunk_offset(state.position, self.spec)
-            if self.chunk_offset is None
-            else self.chunk_offset,
-            pairs=None if state.pairs is None else state.pairs.resized(int(state.position.max())),
-        )
+        if state.chunk_offset is None:
+            state.chunk_offset = common_chunk_offset(state.position, self.spec)
+        state.pairs = None if state.pairs is None else state.pairs.resized(int(state.position.max()))
+        return state
 
     @classmethod
     def stack(cls, states: Sequence[MemoryState]) -> MemoryState:
@@ -158,18 +145,17 @@ class MemoryState:
         if len(lists) == len(states):
             longest = max(pairs.length for pairs in lists)
             states = [dataclasses.replace(s, pairs=pairs.resized(longest)) for s, pairs in zip(states, lists)]
-        first = states[0]
-        for other in states[1:]:
-            if other.spec != first.spec:
+        named = [state.tensors() for state in states]
+        kinds = [{name: (x.shape[1:], x.dtype, x.device) for name, x in tensors.items()} for tensors in named]
+        for state, kind in zip(states, kinds):
+            if state.spec != states[0].spec:
                 raise ValueError("stack: the states have different specs")
-            if {k: (v.shape[1:], v.dtype, v.device) for k, v in other.tensors().items()} != {
-                k: (v.shape[1:], v.dtype, v.device) for k, v in first.tensors().items()
-            }:
+            if kind != kinds[0]:
                 raise ValueError("stack: the states differ in heads, convolution, dtype or device")
         chunk_offsets = {state.chunk_offset for state in states}
         aliased = all(state._anchor_is_weights() for state in states)
-        joined = {name: torch.cat([s.tensors()[name] for s in states]) for name in first.tensors()}
-        stacked = _assemble(first.spec, joined, chunk_offsets.pop() if len(chunk_offsets) == 1 else None, aliased)
+        joined = {name: torch.cat([tensors[name] for tensors in named]) for name in named[0]}
+        stacked = _assemble(states[0].spec, joined, chunk_offsets.pop() if len(chunk_offsets) == 1 else None, aliased)
         stacked.start_from_file = any(state.start_from_file for state in states)
         return stacked
 
@@ -243,3 +229,73 @@ def _assemble(spec: MemorySpec, tensors: dict[str, Tensor], chunk_offset: int | 
         pairs=Pairs.of(tensors, aliased) if spec.is_kv_cache else None,
         start=[tensors[f"start.{i}"] for i in range(n)] if spec.retains.keeps_start else [],
     )
+
+
+def initial_state(
+    self: MemorySpec,
+    W0: list[Tensor],
+    batch: int,
+    heads: int | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> MemoryState:
+    """State before the first token, for `batch` rows. W0: list of (H, d_in, d_out), one per fast map; gradients reach it.
+
+    heads, dtype (float32) and device (cpu) are for a memory without matrices, features "exp" and structure "linear", whose W0 is [];
+    otherwise they are those of W0.
+
+    >>> spec = MemorySpec(key_dim=4, value_dim=4, structure="linear")
+    >>> spec.initial_state([torch.zeros(2, 4, 4)], batch=3).weights[0].shape
+    torch.Size([3, 2, 4, 4])
+    """
+    spec = self
+    if not isinstance(batch, (int, torch.SymInt)) or isinstance(batch, bool) or batch < 1:
+        raise ValueError(f"batch={batch!r} must be a whole number >= 1")
+    W0 = list(W0) if isinstance(W0, Iterable) else [W0]
+    if not all(isinstance(w, Tensor) for w in W0):
+        raise ValueError("W0 must be a list of tensors (heads, d_in, d_out), one per fast map")
+    if len(W0) != len(spec.shapes):
+        raise ValueError(
+            f"W0 has {len(W0)} matrices, but structure {spec.structure!r} has {len(spec.shapes)} fast maps"
+        )
+    if not W0:
+        if type(heads) is not int or heads < 1:
+            raise ValueError(f"heads={heads!r} must be a whole number >= 1, for W0 is empty and cannot tell it")
+        W0 = [torch.zeros(heads, 0, 0, dtype=dtype, device=device)]
+    elif (heads, dtype, device) != (None, None, None):
+        raise ValueError("heads, dtype and device are those of W0: give them only where W0 is []")
+    heads = W0[0].shape[0] if W0[0].dim() == 3 else 0
+    dtype = torch.promote_types(torch.float32, W0[0].dtype)
+    for i, (w, shape) in enumerate(zip(W0, spec.shapes)):
+        if tuple(w.shape) != (heads, *shape) or heads == 0:
+            wanted = f"({heads or 'heads'}, {shape[0]}, {shape[1]})"
+            raise ValueError(f"W0[{i}] has shape {tuple(w.shape)}, but (heads, d_in, d_out) = {wanted} is expected")
+        if not w.is_floating_point():
+            raise ValueError(f"W0[{i}] has type {w.dtype}, but must be a floating-point tensor")
+        if w.device != W0[0].device:
+            raise ValueError(f"W0[{i}] is on {w.device}, but W0[0] is on {W0[0].device}")
+        dtype = torch.promote_types(dtype, w.dtype)
+
+    def rows(w: Tensor) -> Tensor:
+        return w.unsqueeze(0).expand(batch, *w.shape)
+
+    rule, initial = spec.update_rule, [w.to(dtype) for w in W0[: len(spec.shapes)]]
+    weights = [rows(rule.initial_weights(w)) for w in initial]
+    c, like = spec.window - 1, W0[0].to(dtype)
+    empty = like.new_zeros
+    return MemoryState(
+        spec=spec,
+        weights=weights,
+        momentum=[rows(rule.initial_accumulator(w)).contiguous() for w in initial] if spec.momentum else [],
+        anchor=list(weights),
+        window_key=empty(batch, c, heads, spec.key_channels),
+        window_value=empty(batch, c, heads, spec.loss_value_dim),
+        window_gate=empty(batch, c, heads),
+        position=torch.zeros(batch, dtype=torch.int64, device=like.device),
+        chunk_offset=0,
+        pairs=Pairs.empty(spec, batch, heads, like) if spec.is_kv_cache else None,
+        start=[rows(w.clone()) for w in initial] if spec.retains.keeps_start else [],  # an optimiser may move W0
+    )
+
+
+MemorySpec.initial_state = initial_state

@@ -205,24 +205,8 @@ def _skip_rows(y: Tensor, new: MemoryState, old: MemoryState, keep: Tensor) -> t
     def choose(a: Tensor, b: Tensor) -> Tensor:
         return torch.where(keep.reshape(-1, *(1,) * (a.dim() - 1)), a, b.to(a.dtype))
 
-    def all_of(a: list[Tensor], b: list[Tensor]) -> list[Tensor]:
-        return [choose(x, z) for x, z in zip(a, b)]
-
-    position = choose(new.position, old.position)
-    chunk_offset = common_chunk_offset(position, new.spec)
-    weights = all_of(new.weights, old.weights)
-    final = MemoryState(
-        spec=new.spec,
-        weights=weights,
-        momentum=all_of(new.momentum, old.momentum),
-        anchor=list(weights) if new.spec.anchor == "token" or chunk_offset == 0 else all_of(new.anchor, old.anchor),
-        window_key=choose(new.window_key, old.window_key),
-        window_value=choose(new.window_value, old.window_value),
-        window_gate=choose(new.window_gate, old.window_gate),
-        position=position,
-        chunk_offset=chunk_offset,
-        conv=old.conv,
-        start=new.start,
-        start_from_file=new.start_from_file,
-    )
+    final = new.map(choose, old)
+    final.chunk_offset, final.conv, final.start = common_chunk_offset(final.position, new.spec), old.conv, new.start
+    if final.chunk_offset == 0 or new.spec.anchor == "token":
+        final.anchor = list(final.weights)
     return choose(y, torch.zeros_like(y)), final
