@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mnemos.backends import torch as backend
-from mnemos.backends.torch.update_norms import update_norms
+from mnemos.backends.torch.trace import update_norms
 from mnemos.memory import Gates, NeuralMemory, scan, step
 
 KINDS = {

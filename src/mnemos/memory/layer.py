@@ -13,14 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..deprecation import current_names, old_names
-from ..dispatch import decode, find, load
+from ..dispatch import decode, find, is_unmodified, load
 from ..nn.checkpoint import recomputed
 from ..nn.conv import CausalConv1d
 from ..nn.derivatives import refuse_transforms
 from ..nn.linear import Linear
-from ..nn.modules import is_unmodified
 from ..nn.norm import RMSNorm, rms_norm
-from .blame import blame
 from .config import GATINGS, NeuralMemoryConfig, check_fields
 from .features import Exp, make_features
 from .gating import momentum_since_commit
@@ -30,7 +28,7 @@ from .scan import read, scan, step
 from .spec import Gates, MemorySpec
 from .state import MemoryState
 from .trace import Trace
-from .validation import NotFiniteError, NoValuesError, as_boundaries, check_cu_seqlens, check_mask, describe
+from .validation import NotFiniteError, NoValuesError, as_boundaries, blame, check_cu_seqlens, check_mask, describe
 
 START_TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2}  # relative, of a start that was rounded to these types
 

@@ -16,12 +16,11 @@ from ..choices import nearest
 from ..deprecation import current_names, old_names, renamed_fields
 from .combinations import check_combinations, choose, is_whole, require
 from .features import FEATURES
-from .gates import Gates
 from .losses import LOSSES, InnerLoss
 from .networks import STRUCTURES, Chain, Structure
 from .newton_schulz import NS_COEFFICIENTS
 from .retention import RETENTIONS, RetainedDescent, Retention, TransformedRetention
-from .rules import RULES, Muon, Rule
+from .rules import RULES, Gates, Muon, Rule
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -93,6 +93,37 @@ class MemoryState:
         state.start_from_file = self.start_from_file
         return state
 
+    def after_token(self, weights, momentum, anchor, window, inplace: bool) -> MemoryState:
+        """The state with these matrices and window buffers, one token later. anchor: before the token; inplace: it may be written into."""
+        spec, position, chunk_offset = self.spec, self.position + 1, self.chunk_offset
+        chunk_offset = (
+            common_chunk_offset(position, spec) if chunk_offset is None else (chunk_offset + 1) % spec.chunk_size
+        )
+        if spec.anchor == "token" or chunk_offset == 0:  # a chunk has ended: the anchor is the new weights
+            anchor = list(weights)
+        elif chunk_offset is None and inplace:
+            for row, t in enumerate(position.tolist()):
+                if t % spec.chunk_size == 0:
+                    for w, a in zip(weights, anchor):
+                        a[row] = w[row]
+        elif chunk_offset is None:
+            ended = (position % spec.chunk_size == 0).reshape(-1, 1, 1, 1)
+            anchor = [torch.where(ended, w, a) for w, a in zip(weights, anchor)]
+        return MemoryState(
+            spec,
+            weights,
+            momentum,
+            anchor,
+            *window,
+            position=position,
+            chunk_offset=chunk_offset,
+            conv=self.conv,
+            inplace=self.inplace,
+            own=inplace,
+            start=[w.to(weights[0].dtype) for w in self.start],
+            start_from_file=self.start_from_file,
+        )
+
     def _anchor_is_weights(self) -> bool:
         pairs = self.pairs is None or self.pairs.anchor is self.pairs.weight
         return pairs and all(a is w for a, w in zip(self.anchor, self.weights))

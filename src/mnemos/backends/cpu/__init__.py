@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from ...dispatch import kernel
 from ..torch.scan import scan as _scan
-from . import build, decode, layer, step, token
+from . import build, decode, layer, token
 from .engine import CpuEngine, unsupported_scan
 
-kernel("step", "cpu", step.unsupported_step)(step.step)
+kernel("step", "cpu", decode.unsupported_step)(decode.step)
 kernel("decode", "cpu", decode.unsupported_decode)(decode.decode)
 
 

@@ -1,4 +1,4 @@
-"""One token of a memory layer, of sliding-window attention, or of a whole residual block, each by one call of a kernel.
+"""One token of the fast maps of a memory, of its layer, of sliding-window attention, or of a residual block, each by one call of a kernel.
 
 Parts and parameters are looked up anew at every token: a module may get hooks, adapters or other weights between two of them. A module
 that a kernel does not know is left to torch (`decode` returns None). B batch.
@@ -15,23 +15,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...dispatch import is_unmodified
 from ...memory.config import NeuralMemoryConfig
 from ...memory.features import Monomials
 from ...memory.gating import Gating
 from ...memory.layer import NeuralMemory
+from ...memory.rules import GradientDescent
+from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState
 from ...memory.state_validation import check_place
 from ...nn.attention import Attention, AttentionCache
 from ...nn.block import BlockParts, ResidualBlock
 from ...nn.feedforward import SwiGLU
-from ...nn.modules import is_unmodified
 from ...nn.norm import RMSNorm
-from ..torch.step import after_token
+from ..torch.step import step as torch_step
 from . import token
 from .build import unavailable_reason
-from .engine import PLAIN, unsupported_spec
-from .step import matrices, unsupported_rule
-from .structs import LOSSES
+from .engine import PLAIN, unsupported, unsupported_spec
+from .structs import LONGEST_WINDOW, LOSSES
 
 SMALL_NUMEL = 1 << 15  # inputs up to which one call of a kernel is faster than a chain of torch operations
 MEMORY_PARTS = "qkv", "conv", "norm", "start_norm", "output_gate", "out"  # parts with a weight that the kernel reads
@@ -95,6 +96,56 @@ def readable(parameters: Sequence[Tensor | None], shapes: Sequence[Shape | None]
     return True
 
 
+# Fast maps of a memory ------------------------------------------------------------
+
+
+def unsupported_step(k: Tensor, spec: MemorySpec, backend: str = "auto") -> str | None:
+    if torch.is_grad_enabled():
+        return "the kernel for one token has no gradients"
+    return unsupported(k, spec) or unsupported_rule(spec) or unavailable_reason("token")
+
+
+def unsupported_rule(spec: MemorySpec) -> str | None:
+    """Why the kernels for one token do not compute this rule, or None if they do."""
+    if type(spec.update_rule) is GradientDescent or (spec.windowed and spec.window <= LONGEST_WINDOW):
+        return None
+    return "one token: the kernel has rule='gd', and rule='muon' with commit_every=1 and momentum=False"
+
+
+def step(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask):
+    inplace = state.inplace and mask is None
+
+    def write(query: Tensor, window_tokens, weight: Tensor | None, gates: Gates, state, spec, dtype):
+        old, new = matrices(state, dtype, inplace)
+        roles = spec.update_rule.roles(gates, spec).map(lambda x: x.to(dtype).reshape(-1, 1, 1))  # B 1 H -> G 1 1
+        if roles.strength is not None:
+            weight = roles.strength if weight is None else roles.strength * weight
+        weight = query.new_ones(len(query), 1, 1) if weight is None else weight
+        y = token.chain_step(spec, query, window_tokens, weight, (roles.momentum, roles.retain, roles.rate), old, new)
+        return y, *new, old[2]
+
+    return torch_step(q, k, v, gates, state, spec, features, mask, write, inplace)
+
+
+def matrices(state: MemoryState, dtype: torch.dtype, inplace: bool) -> tuple[tuple, tuple]:
+    """Weights, momentum, anchor and initial weights for a kernel to read, and weights and momentum for it to write: the same where
+    `inplace`, which are the state's own or, the first time, copies of them."""
+
+    def ready(x: Tensor) -> Tensor:
+        return x if x.dtype == dtype and x.is_contiguous() else x.to(dtype).contiguous()
+
+    W, S, A = ([ready(x) for x in xs] for xs in (state.weights, state.momentum, state.anchor))
+    W0 = token.shared_rows(state.start, state.batch, dtype)
+    if not inplace:
+        state.own = False
+        return (W, S, A, W0), ([torch.empty_like(w) for w in W], [torch.empty_like(s) for s in S])
+    if state.own and state.dtype == dtype:
+        A = [a.clone() if a is w else a for a, w in zip(A, W)]
+    else:
+        W, S, A = ([x.clone() for x in xs] for xs in (W, S, A))
+    return (W, S, A, W0), (W, S)
+
+
 # Memory -------------------------------------------------------------------------------------------------------------
 
 
@@ -140,7 +191,7 @@ def _begin_memory(memory: NeuralMemory, x: Tensor, state: MemoryState) -> Begin 
         call, tail, window = token.layer(x.shape[0], state.conv, raw, parameters, config, old, new)
 
         def after() -> MemoryState:
-            final = after_token(state, *new, old[2], window, state.inplace)
+            final = state.after_token(*new, old[2], window, state.inplace)
             final.conv = tail
             return final
 

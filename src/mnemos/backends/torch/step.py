@@ -64,31 +64,10 @@ def _step(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features,
     y = y.reshape(*q.shape[:3], -1)
     y = y + q if spec.has_residual else y
 
-    final = after_token(state, weights, momentum, anchor, window, inplace)
+    final = state.after_token(weights, momentum, anchor, window, inplace)
     if mask is not None:
         y, final = _skip_rows(y, final, state, mask.squeeze(1))
     return y.to(out_dtype), final
-
-
-def after_token(state: MemoryState, weights, momentum, anchor, window, inplace: bool) -> MemoryState:
-    """The state with these matrices and window buffers, one token later. inplace: an anchor of its own may be written into."""
-    position = state.position + 1
-    chunk_offset = _next_chunk_offset(state, position, state.spec)
-    anchor = _next_anchor(chunk_offset, position, weights, anchor, state.spec, inplace)
-    return MemoryState(
-        state.spec,
-        weights,
-        momentum,
-        anchor,
-        *window,
-        position=position,
-        chunk_offset=chunk_offset,
-        conv=state.conv,
-        inplace=state.inplace,
-        own=inplace,
-        start=[w.to(weights[0].dtype) for w in state.start],
-        start_from_file=state.start_from_file,
-    )
 
 
 def _heads_first(x: Tensor) -> Tensor:  # B c H D -> G c D
@@ -173,30 +152,6 @@ def _commit(
             return [w.index_copy(0, rows, new) for w, new in zip(retained, written)]
         rate = rate * due.to(rate.dtype).reshape(-1, 1, 1)
     return [commit(w, s, rate, spec) for w, s in zip(retained, moved)]
-
-
-def _next_chunk_offset(state: MemoryState, position: Tensor, spec: MemorySpec) -> int | None:
-    if state.chunk_offset is None:
-        return common_chunk_offset(position, spec)
-    return (state.chunk_offset + 1) % spec.chunk_size
-
-
-def _next_anchor(
-    chunk_offset: int | None, position: Tensor, W: list[Tensor], A: list[Tensor], spec: MemorySpec, inplace: bool
-) -> list[Tensor]:
-    """The anchor after the token: the new weights where a chunk has just ended."""
-    if spec.anchor == "token" or chunk_offset == 0:
-        return list(W)
-    if chunk_offset is not None:
-        return A
-    if inplace:
-        for row, t in enumerate(position.tolist()):
-            if t % spec.chunk_size == 0:
-                for w, a in zip(W, A):
-                    a[row] = w[row]
-        return A
-    ended = (position % spec.chunk_size == 0).reshape(-1, 1, 1, 1)
-    return [torch.where(ended, w, a) for w, a in zip(W, A)]
 
 
 def _skip_rows(y: Tensor, new: MemoryState, old: MemoryState, keep: Tensor) -> tuple[Tensor, MemoryState]:

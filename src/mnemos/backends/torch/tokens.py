@@ -1,4 +1,4 @@
-"""A sequence as engines take it: types widened, window buffers in front, keys and queries lifted, lags folded.
+"""A sequence as engines take it: types widened, window buffers in front, keys and queries lifted, lags folded; and its run, chunk by chunk.
 
 B batch, T time, H heads, K key dim, V value dim, F lifted key dim, c window.
 """
@@ -16,10 +16,11 @@ from ...memory.kv_memory import Pairs
 from ...memory.rules import Roles
 from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState
-from .chunking import ChunkRun, to_tiles, to_window_tokens
-from .coefficients import window_matrix
-from .engine import Engine
-from .windowed import window_weights
+from . import kv_scan
+from .chunking import ChunkRun, cut, from_tiles, to_tiles, to_window_tokens
+from .coefficients import committed_coefficients, gd_coefficients, window_matrix
+from .engine import Engine, RunInputs
+from .windowed import window_weights, windowed_coefficients
 
 
 @dataclass
@@ -172,3 +173,61 @@ def close_pairs(
         anchor=weight if A[0] is W[0] else share(A[0]),
     )
     return [W[1:], S[1:], A[1:]], pairs
+
+
+def run_grid(
+    tokens: Tokens, tokens_to_boundary: int, W: list[Tensor], S: list[Tensor], A: list[Tensor], spec: MemorySpec
+):
+    """Tokens from a known place on the chunk grid: the first `tokens_to_boundary` of them at the anchor A. Returns y, W, S, A."""
+    if tokens.pairs is not None:
+        return kv_scan.run_grid(tokens, tokens_to_boundary, W, S, A, spec)
+    B, n = tokens.raw_key.shape[0], tokens.raw_key.shape[1] - (spec.window - 1)
+    dtype, shapes = tokens.raw_key.dtype, [w.shape for w in W]
+    W, S, A, W0 = ([x.to(dtype).flatten(0, 1) for x in xs] for xs in (W, S, A, tokens.start))
+    value, engine = spec.target(tokens.raw_value, tokens.raw_key), tokens.engine
+    runs = cut(n, tokens_to_boundary, spec, together=engine.joins_chunks)
+    state, start = engine.open(spec, W, S), engine.open(spec, W0, []) if W0 else None
+    anchor = None if runs[0].fresh else engine.open(spec, A, [])
+    outputs, moved = [], False
+    for chunks in runs:
+        if chunks.fresh:
+            anchor, moved = state, True
+        y, state = _run_chunks(chunks, tokens, value, state, anchor, start, spec)
+        outputs.append(y)
+    W, S = engine.close(spec, state)
+    ends_on_grid = spec.anchor == "token" or (n - tokens_to_boundary) % spec.chunk_size == 0
+    if ends_on_grid:
+        A = W
+    elif moved:
+        A = engine.close(spec, anchor)[0]
+    y = None
+    if tokens.query is not None:
+        y = torch.cat([from_tiles(x, B) for x in outputs], 1) if len(outputs) > 1 else from_tiles(outputs[0], B)
+        if spec.has_residual:
+            y = y + tokens.query
+
+    def unflatten(xs: list[Tensor]) -> list[Tensor]:
+        return [x.reshape(shape) for x, shape in zip(xs, shapes)]
+
+    final = unflatten(W)
+    return y, final, unflatten(S), final if ends_on_grid else unflatten(A)
+
+
+def _run_chunks(chunks: ChunkRun, tokens: Tokens, value: Tensor, state, anchor, start, spec: MemorySpec):
+    c = spec.window
+    tiled, valid, window = tokens.tiled(chunks, spec)
+    products = tokens.engine.decay_products
+    if spec.windowed:
+        coefficients = windowed_coefficients(tiled, valid, window, products)
+    elif spec.commits:
+        present = window.new_ones(window.shape[:3]) if valid is None else valid
+        if tiled.strength is not None:
+            window = tiled.strength * window if c == 1 else tiled.strength.unsqueeze(-1) * window
+        coefficients = committed_coefficients(tiled.momentum, tiled.retain, present, window, products, spec.nesterov)
+    else:
+        assert tiled.strength is not None
+        coefficients = gd_coefficients(tiled.strength, tiled.momentum, tiled.retain, valid, window, products)
+    q = None if tokens.lifted_query is None else to_tiles(tokens.lifted_query, chunks)
+    k, v = (to_window_tokens(x, chunks, c) for x in (tokens.lifted_key, value))
+    given = RunInputs(chunks, q, k, v, coefficients, tiled.rate, tiled.retain)
+    return tokens.engine.run(spec, given, state, anchor, None if tiled.retain is None else start)  # else nothing decays
