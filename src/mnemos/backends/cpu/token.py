@@ -47,33 +47,21 @@ SERIAL = 1 << 20  # numbers of a state or matrix below which a second thread cos
 
 @dataclass
 class Call:
-    """What a kernel is given for a part of a block, all but x and y. held: what `structs` point to."""
+    """A kernel for a part of a block, with all its arguments but x and y. held: what `structs` point to.
 
+    x (B, 1, dim) -> y (B, 1, dim); None where a gate is not finite: nothing is written.
+    """
+
+    name: str
     structs: tuple[ctypes.Structure, ...]
+    pointers: Any  # the one of the structures that has x and y
     held: tuple
 
-
-class LayerCall(Call):
-    """A memory layer at one token."""
-
     def __call__(self, x: Tensor) -> Tensor | None:
-        """x (B, 1, dim) -> y (B, 1, dim); None where a gate is not finite: nothing is written."""
         x = x.contiguous()
-        y, pointers = torch.empty_like(x), self.structs[3]
-        _fill(pointers, x, y)
-        return y if _run("layer", x.dtype, *map(ctypes.addressof, self.structs)) else None
-
-
-class RingCall(Call):
-    """Sliding-window attention at one token."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x (B, 1, dim) -> y (B, 1, dim)."""
-        x = x.contiguous()
-        y, (sizes, pointers) = torch.empty_like(x), self.structs
-        _fill(pointers, x, y)
-        _run("attend", x.dtype, ctypes.addressof(sizes), ctypes.addressof(pointers))
-        return y
+        y, to = torch.empty_like(x), self.pointers
+        to.x, to.x_bytes, to.y, to.y_bytes = _at(x, y)
+        return y if _run(self.name, x.dtype, *map(ctypes.addressof, self.structs)) else None
 
 
 ARGUMENTS = {  # p: pointer, i: int64, d: double
@@ -104,10 +92,6 @@ def _run(name: str, dtype: torch.dtype, *arguments) -> bool:
     return outcome == DONE or check(outcome, name)
 
 
-def _fill(pointers: Any, x: Tensor, y: Tensor) -> None:
-    pointers.x, pointers.x_bytes, pointers.y, pointers.y_bytes = (*_at(x, y),)
-
-
 @functools.lru_cache(maxsize=256)
 def _sizes(spec: MemorySpec, rows: int, heads: int, starts: int, threads: int, fills: bool) -> Sizes:
     groups = _chain(spec).groups
@@ -132,6 +116,9 @@ def _sizes(spec: MemorySpec, rows: int, heads: int, starts: int, threads: int, f
 def _chain(spec: MemorySpec) -> Chain:
     assert spec.chain is not None
     return spec.chain
+
+
+_ring_sizes, _block_sizes = (functools.lru_cache(maxsize=256)(kind) for kind in (RingSizes, BlockSizes))
 
 
 def _at(*tensors: Tensor | None) -> list[int]:
@@ -278,7 +265,7 @@ def layer(
     config: NeuralMemoryConfig,
     old: Matrices,
     new: Matrices,
-) -> tuple[LayerCall, Tensor | None, Sequence[Tensor]]:
+) -> tuple[Call, Tensor | None, Sequence[Tensor]]:
     """A memory layer at one token, to be called or given to `block`, and where the new tail and the new window buffers will be.
 
     window: the last keys (B, c-1, H, K), values (B, c-1, H, V) and gates (B, c-1, H). parameters: as `decode.memory_parameters` returns
@@ -295,12 +282,7 @@ def layer(
     views = _at(None, tail, *parameters[:9], None, new_tail, *parameters[9:13], *window, *new_window)
     pointers = Layer(gemm(W[0].dtype), *views)
     held = tail, new_tail, window, new_window, parameters, old, new
-    return LayerCall((*sizes, pointers, arrays), held), new_tail, new_window
-
-
-@functools.lru_cache(maxsize=256)
-def _ring_sizes(*sizes) -> RingSizes:
-    return RingSizes(*sizes)
+    return Call("layer", (*sizes, pointers, arrays), pointers, held), new_tail, new_window
 
 
 def attend(
@@ -312,7 +294,7 @@ def attend(
     persistent: int,
     theta: float,
     eps: float,
-) -> tuple[RingCall, Tensor | None]:
+) -> tuple[Call, Tensor | None]:
     """Sliding-window attention at one token, to be called or given to `block`, and the tensor for the new tail.
 
     cache: position (B,), and keys and values (B, P + window, G, D), which are written into. tail: (B, width - 1, C) of the
@@ -325,12 +307,7 @@ def attend(
     sizes = _ring_sizes(B, maps[3].shape[0], heads, G, D, window, persistent, threads, poison(), theta, eps, width)
     new_tail = None if tail is None else torch.empty_like(tail)
     pointers = Ring(gemm(key.dtype), *_at(None, *maps, position, key, value, None, conv, tail, new_tail))
-    return RingCall((sizes, pointers), (parameters, cache, tail, new_tail)), new_tail
-
-
-@functools.lru_cache(maxsize=256)
-def _block_sizes(*sizes) -> BlockSizes:
-    return BlockSizes(*sizes)
+    return Call("attend", (sizes, pointers), pointers, (parameters, cache, tail, new_tail)), new_tail
 
 
 def block(
@@ -341,8 +318,8 @@ def block(
     gate_start: float,
     additive: bool,
     feed: tuple[Tensor, Tensor],
-    memory: LayerCall | None = None,
-    attention: RingCall | None = None,
+    memory: Call | None = None,
+    attention: Call | None = None,
 ) -> Tensor | None:
     """A residual block at one token, x (B, 1, dim) -> y (B, 1, dim); None where a gate of its memory is not finite: nothing is written.
 

@@ -141,17 +141,24 @@ class Tile:
             return self.windowed(uses)
         if spec.commits:
             return self.committed(uses)
-        C, beta, f = (x[:, _rows_read(spec)] for x in (self.co.C, self.co.beta[..., None], self.co.f[..., None]))
+        return self.linear(uses)
+
+    def linear(self, uses: Uses, listed: Tensor | None = None) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
+        """Weights that are linear in the gradients. listed: outputs of a first map that is a list of pairs; W, S, A are the others."""
+        rows, lists = rows_read(self.spec), int(self.spec.is_kv_cache)
+        C, beta, f = self.co.C[:, rows], self.co.beta[:, rows, None], self.co.f[:, rows, None]
 
         def fast(i: int, x: Tensor) -> Tensor:
-            z = self.product(x, self.W, i, beta)
+            if listed is not None and i == 0:
+                return listed
+            z = self.product(x, self.W, i - lists, beta)
             if self.S:
-                z = z + f * self.matmul(x, self.S[i])
-            for a, d in uses[i]:
+                z = z + f * self.matmul(x, self.S[i - lists])
+            for a, d in uses[i - lists]:
                 z = z - self.matmul(C * self.matmul(x, a.mT), d)
             return z
 
-        y = None if self.q is None else spec.network.forward(self.q, fast)
+        y = None if self.q is None else self.spec.network.forward(self.q, fast)
         last, f = self.co.C[:, -1, :, None], self.co.f[:, -1, None, None]
         ends = [
             w + (f * self.S[i] if self.S else 0.0) - _outer(self.matmul, last, uses[i])
@@ -194,13 +201,13 @@ class Tile:
             if q.shape[1] > 1:
                 y = torch.cat([read(q[:, :-1], self.W, beta[:, 1:-1]), y], 1)
         elif q is not None:
-            y = read(q, self.W, beta[:, _rows_read(spec)])
+            y = read(q, self.W, beta[:, rows_read(spec)])
         return y, ends, moved if S else []
 
     def windowed(self, uses: Uses) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
         """A commit after every token: n of the coefficients are the weights of the windows."""
         steps = [WindowSteps(self.spec, use, self.co.n) for use in uses]
-        rows, last = _rows_read(self.spec), self.co.C[:, -1]
+        rows, last = rows_read(self.spec), self.co.C[:, -1]
         C, beta = self.co.C[:, rows], self.co.beta[:, rows, None]
 
         def fast(i: int, x: Tensor) -> Tensor:
@@ -232,7 +239,7 @@ class Tile:
         return torch.linalg.solve_triangular(coupling, known - v, upper=False, unitriangular=True)
 
 
-def _rows_read(spec: MemorySpec) -> slice:
+def rows_read(spec: MemorySpec) -> slice:
     """The rows of coefficients at which tokens read."""
     return slice(0, -1) if spec.read == "before" else slice(1, None)
 

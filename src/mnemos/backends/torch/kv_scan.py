@@ -18,12 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...memory.kv_memory import kernel_values, logits, normalized, top_logit
-from ...memory.retention import decayed
 from ...memory.spec import MemorySpec
 from ...nn.checkpoint import recomputed
-from .chunking import ChunkRun, cut, from_tiles, to_tiles, to_window_tokens
-from .coefficients import Coefficients, gd_coefficients
-from .inner_grads import ACTIVATIONS
+from .chunking import ChunkRun
+from .coefficients import Coefficients
+from .engine import RunInputs, Tile, rows_read
+from .inner_grads import chain_errors
 
 
 class Shares(NamedTuple):
@@ -43,38 +43,25 @@ class Old(NamedTuple):
     anchor: Tensor
 
 
-def run_grid(tokens, tokens_to_boundary: int, W: list[Tensor], S: list[Tensor], A: list[Tensor], spec: MemorySpec):
-    """As `scan.run_grid`; the first of the maps is the list, (B, H, N, P)."""
-    B, T = tokens.raw_key.shape[0], tokens.raw_key.shape[1] - (spec.window - 1)
-    dtype, opened = tokens.raw_key.dtype, tokens.pairs
-    shapes = [w.shape for w in W]
-    W, S, A = ([x.to(dtype).flatten(0, 1) for x in xs] for xs in (W, S, A))
-    offset = None if opened.offset is None else opened.offset.to(dtype).repeat(B)[:, None, None]  # G 1 1
-    value = spec.target(tokens.raw_value, tokens.raw_key)
+def run_list(tokens, runs: list[ChunkRun], value: Tensor, W, S, A, W0, spec: MemorySpec, ends_on_grid: bool):
+    """As `tokens._run_matrices`; the first of the maps is the list, (G, N, P)."""
+    opened = tokens.pairs
+    batch = tokens.raw_key.shape[0]
+    offset = None if opened.offset is None else opened.offset.to(value.dtype).repeat(batch)[:, None, None]  # G 1 1
 
     def begun(share: Tensor) -> Tensor:
         return share[:, : opened.seen]
 
     key = opened.key.transpose(1, 2).flatten(0, 1)
     old = Old(begun(key), begun(W[0]), begun(S[0]) if S else None, begun(A[0]))
-    W0 = [w.flatten(0, 1) for w in tokens.start]
     run = _Run(spec, old, offset, W[1:], S[1:], A[1:], W0, momentum=bool(S))
-    outputs = [run.run(chunks, tokens, value) for chunks in cut(T, tokens_to_boundary, spec)]
-    on_grid = not spec.depends_on_chunking or (T - tokens_to_boundary) % spec.chunk_size == 0
-    if on_grid:
+    outputs = [run.run(tokens.run_inputs(chunks, value, spec)) for chunks in runs]
+    if ends_on_grid:
         run.move_anchor()
     places = torch.tensor([opened.place + start + e for start, E in run.placed for e in range(E)], device=key.device)
     weight, momentum, anchor = run.lists(W[0].shape[1], places)
-    y = None
-    if tokens.query is not None:
-        y = torch.cat([from_tiles(x, B) for x in outputs if x is not None], 1)
-        y = y + tokens.query if spec.has_residual else y
-
-    def unflatten(xs: list[Tensor]) -> list[Tensor]:
-        return [x.reshape(shape) for x, shape in zip(xs, shapes)]
-
-    final = unflatten([weight, *run.W])
-    return y, final, unflatten([*momentum, *run.S]), final if on_grid else unflatten([anchor, *run.A])
+    W = [weight, *run.W]
+    return outputs, W, [*momentum, *run.S], W if ends_on_grid else [anchor, *run.A]
 
 
 class _Run:
@@ -93,35 +80,25 @@ class _Run:
     def move_anchor(self) -> None:
         self.A, self.share = self.W, self.share._replace(anchor=self.share.weight)
 
-    def run(self, chunks: ChunkRun, tokens, value: Tensor) -> Tensor | None:
+    def run(self, given: RunInputs) -> Tensor | None:
         """Write and read the tokens of a run: y (N, G, L, V)."""
-        c = self.spec.window
-        tiled, valid, window = tokens.tiled(chunks, self.spec)
-        assert tiled.strength is not None
-        coefficients = gd_coefficients(tiled.strength, tiled.momentum, tiled.retain, valid, window)
-        keys, values = to_window_tokens(tokens.lifted_key, chunks, c), to_window_tokens(value, chunks, c)
-        queries = None if tokens.lifted_query is None else to_tiles(tokens.lifted_query, chunks).unbind(0)
-        per_tile = zip(keys.unbind(0), values.unbind(0), *(x.unbind(0) for x in coefficients))
-        outputs = []
-        for i, (k, v, *co) in enumerate(per_tile):
+        chunks, outputs = given.chunks, []
+        queries = itertools.repeat(None) if given.q is None else given.q.unbind(0)
+        per_tile = zip(queries, given.k.unbind(0), given.v.unbind(0), *(x.unbind(0) for x in given.coefficients))
+        for i, (q, k, v, *co) in enumerate(per_tile):
             if chunks.fresh and i % chunks.period == 0:
                 self.move_anchor()
-            q = None if queries is None else queries[i]
-            outputs.append(self.tile(q, k, v, Coefficients(*co)))
+            outputs.append(self.tile(chunks, q, k, v, Coefficients(*co)))
             self.placed.append((chunks.start + i * chunks.length, k.shape[1]))
-        return None if queries is None else torch.stack(outputs)
+        return None if given.q is None else torch.stack(outputs)
 
-    def tile(self, q: Tensor | None, k: Tensor, v: Tensor, co: Coefficients):
+    def tile(self, chunks: ChunkRun, q: Tensor | None, k: Tensor, v: Tensor, co: Coefficients):
         blocks = [x for block in self.blocks for x in block]
         matrices = [*self.W, *self.S, *self.A, *self.W0]
-        function = functools.partial(_tile, self.spec, len(self.W), len(self.S), len(self.W0))
+        function = functools.partial(_tile, self.spec, chunks, len(self.W), len(self.S), len(self.W0))
         tensors = (q, k, v, self.offset, *co, *self.share, *self.old, *matrices, *blocks)
-        if (
-            torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        ):  # a compiler chooses for itself what to recompute
-            y, push, *matrices = recomputed(function, *tensors)
-        else:
-            y, push, *matrices = function(*tensors)
+        again = torch.is_grad_enabled() and not torch.compiler.is_compiling()  # a compiler chooses what to recompute
+        y, push, *matrices = recomputed(function, *tensors) if again else function(*tensors)
         self.W, self.S = matrices[: len(self.W)], matrices[len(self.W) :]
         self.blocks.append((k, push))
         beta, f, m = co.beta[:, -1:], co.f[:, -1:], co.m.unsqueeze(-1)
@@ -154,7 +131,7 @@ def _mix(old: Old, share: Tensor) -> Tensor:
     return total if old.momentum is None else total + s * old.momentum
 
 
-def _tile(spec: MemorySpec, maps: int, momenta: int, starts: int, q, k, v, offset, *tensors):
+def _tile(spec: MemorySpec, chunks: ChunkRun, maps: int, momenta: int, starts: int, q, k, v, offset, *tensors):
     """One tile: pushes of its window tokens, reads of its tokens, matrices at its end. Returns y, pushes, W, S."""
     co, share, old = Coefficients(*tensors[:5]), Shares(*tensors[5:8]), Old(*tensors[8:12])
     W, S, A, W0, blocks = _parts(tensors[12:], maps, momenta, maps, starts)
@@ -169,24 +146,13 @@ def _tile(spec: MemorySpec, maps: int, momenta: int, starts: int, q, k, v, offse
         d, uses = kv_errors(spec, z, v, A)
     else:
         d, uses = spec.loss.error(None, F.pad(v, (0, 1), value=1.0) if spec.normalize else v), []
-    y = None
+    z = None
     if q is not None:
-        rows = slice(0, -1) if spec.read == "before" else slice(1, None)
+        rows = rows_read(spec)
         C, beta, f = co.C[:, rows], co.beta[:, rows, None], co.f[:, rows, None]
         z = normalized(spec, _first_map(spec, q, k, -d, C, beta, f, offset, share, old, keys, pushes))
-
-        def fast(i: int, x: Tensor) -> Tensor:
-            if i == 0:
-                return z
-            a, e = uses[i - 1]
-            total = decayed(x @ W[i - 1], x @ W0[i - 1] if W0 else None, beta) - (C * (x @ a.mT)) @ e
-            return total + f * (x @ S[i - 1]) if S else total
-
-        y = spec.network.forward(q, fast)
-    last, beta, f, n, m = co.C[:, -1, :, None], co.beta[:, -1, None, None], co.f[:, -1, None, None], co.n, co.m
-    kept = [decayed(w, W0[i] if W0 else None, beta) for i, w in enumerate(W)]
-    W_end = [w + (f * S[i] if S else 0.0) - (last * a).mT @ e for i, (w, (a, e)) in enumerate(zip(kept, uses))]
-    S_end = [m[:, None, None] * s - (n.unsqueeze(-1) * a).mT @ e for s, (a, e) in zip(S, uses)]
+    tile = Tile(spec, chunks, None, q, k, v, None, None, co, list(W), list(S), list(A), W0)
+    y, W_end, S_end = tile.linear([[use] for use in uses], listed=z)
     return y, -d, *W_end, *S_end
 
 
@@ -234,15 +200,5 @@ def _first_map(spec, q, k, push, C, beta, f, offset, share: Shares, old: Old, ke
 
 def kv_errors(spec: MemorySpec, z: Tensor, v: Tensor, A) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
     """Errors (G, E, P) at the outputs z of the first map, and for each matrix its inputs and errors."""
-    inputs, pulls, x = [], [], z
-    for a in A:
-        u, pull = ACTIVATIONS["gelu"]([x])
-        inputs.append(u)
-        pulls.append(pull)
-        x = u @ a
-    d = spec.loss.error(x, v)
-    uses = []
-    for u, pull, a in zip(reversed(inputs), reversed(pulls), reversed(A)):
-        uses.insert(0, (u, d))
-        (d,) = pull(d @ a.mT)
-    return d, uses
+    ((_, d),), *uses = chain_errors(spec, z, v, [z, *A], listed=z)
+    return d, [use for (use,) in uses]

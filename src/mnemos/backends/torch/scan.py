@@ -7,16 +7,16 @@ B batch, T time, H heads, K key dim, V value dim, c window, b chunk size; of row
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...memory.rules import Roles
 from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState, common_chunk_offset
 from ...nn.checkpoint import full_precision
 from .engine import Engine
-from .tokens import close_pairs, open_pairs, prepare, run_grid
+from .tokens import Tokens, close_pairs, open_pairs, prepare, run_grid
 
 
 def scan(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask, cu_seqlens, engine: Engine):
@@ -35,24 +35,21 @@ def _scan(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features,
     tokens, maps = open_pairs(tokens, state, features)
     y, *maps = run_grid(tokens, tokens_to_boundary, *maps, spec)
     T, c = k.shape[1], spec.window
-    (W, S, A), pairs = close_pairs(maps, tokens, state, 0, T + (0 if state.pairs is None else state.pairs.length))
+    maps, pairs = close_pairs(maps, tokens, state, 0, T + (0 if state.pairs is None else state.pairs.length))
     position = state.position + T
-    final = dataclasses.replace(
-        state,
-        weights=W,
-        momentum=S,
-        anchor=A,
-        window_key=_tail(tokens.raw_key, c - 1),
-        window_value=_tail(tokens.raw_value, c - 1),
-        window_gate=_tail(tokens.gate, c - 1),
-        position=position,
-        chunk_offset=common_chunk_offset(position, spec)
-        if state.chunk_offset is None
-        else (state.chunk_offset + T) % spec.chunk_size,
-        pairs=pairs,
-        start=tokens.start,
-    )
+    if state.chunk_offset is None:
+        chunk_offset = common_chunk_offset(position, spec)
+    else:
+        chunk_offset = (state.chunk_offset + T) % spec.chunk_size
+    window = (_tail(x, c - 1) for x in (tokens.raw_key, tokens.raw_value, tokens.gate))
+    final = _final(state, maps, window, position, chunk_offset, pairs, tokens.start)
     return (y if y is None else y.to(v.dtype)), final
+
+
+def _final(state: MemoryState, maps, window, position, chunk_offset: int | None, pairs, start) -> MemoryState:
+    names = "weights", "momentum", "anchor", "window_key", "window_value", "window_gate"
+    parts: dict[str, Any] = dict(zip(names, (*maps, *window)))
+    return dataclasses.replace(state, **parts, position=position, chunk_offset=chunk_offset, pairs=pairs, start=start)
 
 
 def _tail(x: Tensor, n: int) -> Tensor:
@@ -128,105 +125,51 @@ def _run_rows(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, featu
     index = index.to(device)
     present = torch.arange(longest, device=device) < count  # R longest
 
-    def gather(x: Tensor | None, missing: float = 0.0) -> Tensor | None:
+    def gather(x: Tensor) -> Tensor:
         """(B*T, ...) -> (R, longest, ...), rows left-aligned."""
-        if x is None:
-            return None
         keep = present.reshape(*present.shape, *(1,) * (x.dim() - 1))
-        return torch.where(keep, x[index], torch.full((), missing, dtype=x.dtype, device=device))
+        return torch.where(keep, x[index], torch.zeros((), dtype=x.dtype, device=device))
 
-    compact = prepare(
-        gather(q),
-        gather(k),
-        gather(v),
-        Gates(
-            lr=gather(gates.lr),  # ty: ignore[invalid-argument-type]
-            momentum=gather(gates.momentum, 1.0),
-            retain=gather(gates.retain, 1.0),
-            gate=present.to(k.dtype).unsqueeze(-1).expand(-1, -1, k.shape[1])
-            if gates.gate is None
-            else gather(gates.gate),
-            decay=gates.decay,
-            lag=gather(gates.lag),
-            threshold=gather(gates.threshold),
-        ),
-        state,
-        spec,
-        features,
-        engine,
-    )
+    own = gates.map(gather)
+    if own.gate is None:
+        own.gate = present.to(k.dtype).unsqueeze(-1).expand(-1, -1, k.shape[1])
+    q, k, v = None if q is None else gather(q), gather(k), gather(v)
+    compact = prepare(q, k, v, own, state, spec, features, engine)
 
-    def shift(x: Tensor | None, size: int, missing: float = 0.0) -> Tensor | None:
+    def shift(x: Tensor, size: int = slots) -> Tensor:
         """Move each row right by its offset into `size` slots."""
-        if x is None:
-            return None
         place = torch.arange(size, device=device) - offset  # R size
         inside = (place >= 0) & (place < x.shape[1])
         taken = x[torch.arange(len(rows), device=device).unsqueeze(-1), place.clamp(0, x.shape[1] - 1)]
         inside = inside.reshape(*inside.shape, *(1,) * (x.dim() - 2))
-        return torch.where(inside, taken, torch.full((), missing, dtype=x.dtype, device=device))
+        return torch.where(inside, taken, torch.zeros((), dtype=x.dtype, device=device))
 
-    wide = slots + c - 1
-    roles = compact.roles
-    tokens = dataclasses.replace(
-        compact,
-        query=shift(compact.query, slots),
-        lifted_query=shift(compact.lifted_query, slots),
-        raw_key=shift(compact.raw_key, wide),
-        raw_value=shift(compact.raw_value, wide),
-        lifted_key=shift(compact.lifted_key, wide),
-        gate=shift(compact.gate, wide),
-        roles=Roles(
-            strength=shift(roles.strength, slots),
-            momentum=_ones_where_absent(shift(roles.momentum, slots, 1.0), spec, slots, compact.gate),
-            retain=shift(roles.retain, slots, 1.0),
-            rate=shift(roles.rate, slots),
-            lag=shift(roles.lag, slots),
-        ),
-        valid=shift(present, slots, False),
-    )
-    tokens, maps = open_pairs(_skip(tokens), state, features)
+    tokens = compact.map(shift, lambda x: shift(x, slots + c - 1))
+    tokens = _skip(tokens, shift(present), spec)
+    tokens, maps = open_pairs(tokens, state, features)
     y, *maps = _run_segments(tokens, *maps, spec, offsets, counts, slots)
     length = max(p + n for p, n in zip(positions, counts))
-    (W, S, A), pairs = close_pairs(maps, tokens, state, offset, length)
+    maps, pairs = close_pairs(maps, tokens, state, offset, length)
     ends = [o + n for o, n in zip(offsets, counts)]
     if y is not None:
         y = torch.cat([y[r, offsets[r] : ends[r]] for r in range(len(rows))])
     last = count + torch.arange(c - 1, device=device)  # R c-1, where each row's window begins
     each = torch.arange(len(rows), device=device).unsqueeze(-1)
     chunk_offsets = {(p + n) % b for p, n in zip(positions, counts)}
-    final = dataclasses.replace(
-        state,
-        weights=W,
-        momentum=S,
-        anchor=A,
-        window_key=compact.raw_key[each, last],
-        window_value=compact.raw_value[each, last],
-        window_gate=compact.gate[each, last],
-        position=state.position + count.squeeze(-1),
-        chunk_offset=chunk_offsets.pop() if len(chunk_offsets) == 1 else None,
-        pairs=pairs,
-        start=tokens.start,
-    )
-    return y, final
+    window = (x[each, last] for x in (compact.raw_key, compact.raw_value, compact.gate))
+    chunk_offset = chunk_offsets.pop() if len(chunk_offsets) == 1 else None
+    return y, _final(state, maps, window, state.position + count.squeeze(-1), chunk_offset, pairs, tokens.start)
 
 
-def _ones_where_absent(momentum: Tensor | None, spec: MemorySpec, slots: int, like: Tensor) -> Tensor | None:
-    """Without momentum a skipped token must still keep S: then momentum is 0 at tokens, 1 at skipped slots. like: (R, ..., H)."""
-    if momentum is None and spec.momentum:
-        return like.new_zeros(like.shape[0], slots, like.shape[2])
-    return momentum
-
-
-def _skip(tokens):
+def _skip(tokens: Tokens, valid: Tensor, spec: MemorySpec) -> Tokens:
     """Slots without a token keep S and W and commit nothing; the `valid` factor of the coefficients does the rest."""
-    absent, roles = ~tokens.valid.unsqueeze(-1), tokens.roles
-
-    def filled(gate: Tensor | None, value: float) -> Tensor | None:
-        return None if gate is None else gate.masked_fill(absent, value)
-
-    kept = {"momentum": filled(roles.momentum, 1.0), "retain": filled(roles.retain, 1.0)}
-    return dataclasses.replace(tokens, roles=roles.replace(**kept, rate=filled(roles.rate, 0.0)))
+    absent, roles = ~valid.unsqueeze(-1), tokens.roles
+    momentum = roles.momentum
+    if momentum is None and spec.momentum:  # a skipped token must still keep S
+        momentum = tokens.gate.new_zeros(*valid.shape, tokens.gate.shape[2])
+    filled = {"momentum": (momentum, 1.0), "retain": (roles.retain, 1.0), "rate": (roles.rate, 0.0)}
+    roles = roles.replace(**{n: None if x is None else x.masked_fill(absent, fill) for n, (x, fill) in filled.items()})
+    return dataclasses.replace(tokens, roles=roles, valid=valid)
 
 
 def _run_segments(tokens, W, S, A, spec: MemorySpec, offsets, counts, slots: int):

@@ -6,6 +6,7 @@ B batch, T time, H heads, K key dim, V value dim, F lifted key dim, c window.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -36,12 +37,6 @@ class Opened:
     seen: int
     offset: Tensor | None
 
-    def part(self, start: int, c: int) -> Opened:
-        if start == 0:
-            return self
-        place = self.place + start
-        return dataclasses.replace(self, place=place, seen=place + c - 1)
-
 
 @dataclass
 class Tokens:
@@ -59,37 +54,54 @@ class Tokens:
     valid: Tensor | None = None  # B T, 1 or 0
     pairs: Opened | None = None  # with features "exp"
 
-    def part(self, start: int, stop: int, c: int) -> Tokens:
-        def tokens(x: Tensor | None) -> Tensor | None:
-            return None if x is None else x[:, start:stop]
+    def map(self, timed: Callable[[Tensor], Tensor], window: Callable[[Tensor], Tensor]) -> Tokens:
+        """Functions of the tensors with an entry per token, and of those that have the c-1 tokens before the first too."""
 
-        def window_tokens(x: Tensor) -> Tensor:
-            return x[:, start : stop + c - 1]
+        def optional(x: Tensor | None) -> Tensor | None:
+            return None if x is None else timed(x)
 
-        return Tokens(
-            tokens(self.query),
-            tokens(self.lifted_query),
-            window_tokens(self.raw_key),
-            window_tokens(self.raw_value),
-            window_tokens(self.lifted_key),
-            window_tokens(self.gate),
-            self.roles.map(lambda x: x[:, start:stop]),
-            self.engine,
-            self.start,
-            tokens(self.valid),
-            None if self.pairs is None else self.pairs.part(start, c),
+        return dataclasses.replace(
+            self,
+            query=optional(self.query),
+            lifted_query=optional(self.lifted_query),
+            raw_key=window(self.raw_key),
+            raw_value=window(self.raw_value),
+            lifted_key=window(self.lifted_key),
+            gate=window(self.gate),
+            roles=self.roles.map(timed),
+            valid=optional(self.valid),
         )
 
-    def tiled(self, chunks: ChunkRun, spec: MemorySpec) -> tuple[Roles, Tensor | None, Tensor]:
-        """Roles (N, G, L, ...), valid (N, G, L) and the window matrix of the tokens of a run, or the window's weights (N, G, L, c)."""
+    def part(self, start: int, stop: int, c: int) -> Tokens:
+        part = self.map(lambda x: x[:, start:stop], lambda x: x[:, start : stop + c - 1])
+        if start and self.pairs is not None:
+            place = self.pairs.place + start
+            part.pairs = dataclasses.replace(self.pairs, place=place, seen=place + c - 1)
+        return part
+
+    def run_inputs(self, chunks: ChunkRun, value: Tensor, spec: MemorySpec) -> RunInputs:
+        """The tokens of a run in tiles, with the coefficients of the rule. value: `raw_value`, as the network is trained on it."""
         c, roles, valid = spec.window, self.roles.map(lambda x: to_tiles(x, chunks)), None
         if self.valid is not None:
             valid = self.valid.unsqueeze(-1).expand(*self.valid.shape, self.gate.shape[2])
             valid = to_tiles(valid.to(self.gate.dtype), chunks)
-        gate = to_window_tokens(self.gate, chunks, c)
+        gate, products = to_window_tokens(self.gate, chunks, c), self.engine.decay_products
         if spec.windowed:
-            return roles, valid, window_weights(gate, roles, c)
-        return roles, valid, window_matrix(gate, roles.lag, chunks.stride, c)
+            coefficients = windowed_coefficients(roles, valid, window_weights(gate, roles, c), products)
+        else:
+            window = window_matrix(gate, roles.lag, chunks.stride, c)
+            kept = roles.momentum, roles.retain
+            if spec.commits:
+                valid = window.new_ones(window.shape[:3]) if valid is None else valid
+                if roles.strength is not None:
+                    window = roles.strength * window if c == 1 else roles.strength.unsqueeze(-1) * window
+                coefficients = committed_coefficients(*kept, valid, window, products, spec.nesterov)
+            else:
+                assert roles.strength is not None
+                coefficients = gd_coefficients(roles.strength, *kept, valid, window, products)
+        q = None if self.lifted_query is None else to_tiles(self.lifted_query, chunks)
+        k, v = (to_window_tokens(x, chunks, c) for x in (self.lifted_key, value))
+        return RunInputs(chunks, q, k, v, coefficients, roles.rate, roles.retain)
 
 
 def prepare(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, engine: Engine) -> Tokens:
@@ -179,55 +191,45 @@ def run_grid(
     tokens: Tokens, tokens_to_boundary: int, W: list[Tensor], S: list[Tensor], A: list[Tensor], spec: MemorySpec
 ):
     """Tokens from a known place on the chunk grid: the first `tokens_to_boundary` of them at the anchor A. Returns y, W, S, A."""
-    if tokens.pairs is not None:
-        return kv_scan.run_grid(tokens, tokens_to_boundary, W, S, A, spec)
     B, n = tokens.raw_key.shape[0], tokens.raw_key.shape[1] - (spec.window - 1)
     dtype, shapes = tokens.raw_key.dtype, [w.shape for w in W]
     W, S, A, W0 = ([x.to(dtype).flatten(0, 1) for x in xs] for xs in (W, S, A, tokens.start))
-    value, engine = spec.target(tokens.raw_value, tokens.raw_key), tokens.engine
-    runs = cut(n, tokens_to_boundary, spec, together=engine.joins_chunks)
+    runs = cut(n, tokens_to_boundary, spec, together=tokens.engine.joins_chunks)
+    ends_on_grid = not spec.depends_on_chunking or (n - tokens_to_boundary) % spec.chunk_size == 0
+    value = spec.target(tokens.raw_value, tokens.raw_key)
+    run = _run_matrices if tokens.pairs is None else kv_scan.run_list
+    outputs, W, S, A = run(tokens, runs, value, W, S, A, W0, spec, ends_on_grid)
+    y = None
+    if tokens.query is not None:
+        y = torch.cat([from_tiles(x, B) for x in outputs], 1) if len(outputs) > 1 else from_tiles(outputs[0], B)
+        y = y + tokens.query if spec.has_residual else y
+
+    def unflatten(xs: list[Tensor]) -> list[Tensor]:
+        return [x.reshape(*shape[:2], *x.shape[1:]) for x, shape in zip(xs, shapes)]
+
+    final = unflatten(W)
+    return y, final, unflatten(S), final if A is W else unflatten(A)
+
+
+def _run_matrices(
+    tokens: Tokens, runs: list[ChunkRun], value: Tensor, W, S, A, W0, spec: MemorySpec, ends_on_grid: bool
+):
+    """The runs of a memory whose maps are matrices, (G, d_in, d_out) each: y of each run, and W, S and A at the end."""
+    engine = tokens.engine
     state, start = engine.open(spec, W, S), engine.open(spec, W0, []) if W0 else None
     anchor = None if runs[0].fresh else engine.open(spec, A, [])
     outputs, moved = [], False
     for chunks in runs:
         if chunks.fresh:
             anchor, moved = state, True
-        y, state = _run_chunks(chunks, tokens, value, state, anchor, start, spec)
+        given = tokens.run_inputs(chunks, value, spec)
+        y, state = engine.run(
+            spec, given, state, anchor, None if given.retain is None else start
+        )  # else nothing decays
         outputs.append(y)
     W, S = engine.close(spec, state)
-    ends_on_grid = spec.anchor == "token" or (n - tokens_to_boundary) % spec.chunk_size == 0
     if ends_on_grid:
         A = W
     elif moved:
         A = engine.close(spec, anchor)[0]
-    y = None
-    if tokens.query is not None:
-        y = torch.cat([from_tiles(x, B) for x in outputs], 1) if len(outputs) > 1 else from_tiles(outputs[0], B)
-        if spec.has_residual:
-            y = y + tokens.query
-
-    def unflatten(xs: list[Tensor]) -> list[Tensor]:
-        return [x.reshape(shape) for x, shape in zip(xs, shapes)]
-
-    final = unflatten(W)
-    return y, final, unflatten(S), final if ends_on_grid else unflatten(A)
-
-
-def _run_chunks(chunks: ChunkRun, tokens: Tokens, value: Tensor, state, anchor, start, spec: MemorySpec):
-    c = spec.window
-    tiled, valid, window = tokens.tiled(chunks, spec)
-    products = tokens.engine.decay_products
-    if spec.windowed:
-        coefficients = windowed_coefficients(tiled, valid, window, products)
-    elif spec.commits:
-        present = window.new_ones(window.shape[:3]) if valid is None else valid
-        if tiled.strength is not None:
-            window = tiled.strength * window if c == 1 else tiled.strength.unsqueeze(-1) * window
-        coefficients = committed_coefficients(tiled.momentum, tiled.retain, present, window, products, spec.nesterov)
-    else:
-        assert tiled.strength is not None
-        coefficients = gd_coefficients(tiled.strength, tiled.momentum, tiled.retain, valid, window, products)
-    q = None if tokens.lifted_query is None else to_tiles(tokens.lifted_query, chunks)
-    k, v = (to_window_tokens(x, chunks, c) for x in (tokens.lifted_key, value))
-    given = RunInputs(chunks, q, k, v, coefficients, tiled.rate, tiled.retain)
-    return tokens.engine.run(spec, given, state, anchor, None if tiled.retain is None else start)  # else nothing decays
+    return outputs, W, S, A
