@@ -134,6 +134,7 @@ class NeuralMemoryConfig(MemoryOptions):
                 f"learn_w0=False starts all weights at 0, from where structure={self.structure!r:.60} with its "
                 f"{len(self.spec.network.shapes())} fast maps can never move; use structure='linear' or learn_w0=True"
             )
+        self.has_w0_branch, self.effective_w0_scale  # noqa: B018 — torch.compile cannot trace the first use of a cached property
 
     def _default_retention(self) -> str:
         """Decay towards W0 for a network that forgets and writes at every token: it stops learning near 0. Else towards 0, as papers print it."""
@@ -168,12 +169,12 @@ class NeuralMemoryConfig(MemoryOptions):
     def gate_parts(self) -> tuple[str, ...]:
         return () if self.gate == "none" else tuple(self.gate.split("*"))
 
-    @property
+    @functools.cached_property
     def has_w0_branch(self) -> bool:
         """`w0_branch`, if there is a W0 to read: a kv memory (features "exp") has no initial weights in its first map."""
         return self.w0_branch and self.learn_w0 and not self.spec.is_kv_cache
 
-    @property
+    @functools.cached_property
     def effective_w0_scale(self) -> float:
         """`w0_scale`, or a default chosen by experiments."""
         if self.w0_scale is not None:
@@ -188,7 +189,7 @@ class NeuralMemoryConfig(MemoryOptions):
             return self.momentum_init
         return max(0.9, 1 - 1 / self.spec.commit) if self.spec.commits else 0.9
 
-    @property
+    @functools.cached_property
     def effective_max_lr(self) -> float:
         """`max_lr`, or a bound below which writing the same token again and again does not overshoot.
 

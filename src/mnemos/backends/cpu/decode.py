@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import NoneType
 from typing import Any
 
@@ -30,34 +30,14 @@ from ...nn.feedforward import SwiGLU
 from ...nn.norm import RMSNorm
 from ..torch.step import step as torch_step
 from . import token
-from .build import unavailable_reason
-from .engine import PLAIN, unsupported, unsupported_spec
+from .build import SMALL_NUMEL, Shape, readable, unavailable_reason, unsupported_call
+from .engine import unsupported, unsupported_spec
 from .structs import LONGEST_WINDOW, LOSSES
 
-SMALL_NUMEL = 1 << 15  # inputs up to which one call of a kernel is faster than a chain of torch operations
 MEMORY_PARTS = "qkv", "conv", "norm", "start_norm", "output_gate", "out"  # parts with a weight that the kernel reads
 ATTENTION_PARTS = "qkv", "q_norm", "k_norm", "out", "conv"
-Shape = tuple[int, ...]
 Begin = Callable[[], tuple[Any, Callable[[], Any]]]  # the kernel's call, and the state once it is done
 _shapes: weakref.WeakKeyDictionary[nn.Module, tuple[Shape | None, ...]] = weakref.WeakKeyDictionary()
-
-
-def unsupported_call(*tensors: Tensor | None) -> str | None:
-    """Why the kernels for one token do not compute with these tensors, or None if they do."""
-    if torch.is_grad_enabled():
-        return "the kernels for one token have no gradients"
-    if torch._C._get_tracing_state() is not None:
-        return "a traced model needs torch operations"
-    if torch._C._are_functorch_transforms_active() or torch.is_autocast_enabled("cpu"):
-        return "torch.func and autocast need torch operations"
-    first = tensors[0]
-    if first is None or first.dtype not in (torch.float32, torch.float64):
-        return "the kernels compute in float32 and float64"
-    dtype = first.dtype
-    for x in tensors:
-        if x is not None and (type(x) not in PLAIN or not x.is_cpu or x.dtype is not dtype):
-            return "tensors must be plain tensors of one type in the CPU's memory"
-    return unavailable_reason("token")
 
 
 def unsupported_decode(module: nn.Module, x: Tensor, state: Any) -> str | None:
@@ -83,17 +63,6 @@ def _begin(module: nn.Module | None, x: Tensor, state: Any) -> Begin | None:
     if type(module) is NeuralMemory:
         return _begin_memory(module, x, state)
     return _begin_attention(module, x, state) if type(module) is Attention else None
-
-
-def readable(parameters: Sequence[Tensor | None], shapes: Sequence[Shape | None], dtype: torch.dtype) -> bool:
-    """Whether a kernel may read these parameters: contiguous, in the CPU's memory, and of the shapes that the module was made with."""
-    for x, shape in zip(parameters, shapes, strict=True):
-        if x is None:
-            if shape is not None:
-                return False
-        elif x.shape != shape or type(x) not in PLAIN or not (x.is_cpu and x.dtype is dtype and x.is_contiguous()):
-            return False
-    return True
 
 
 # Fast maps of a memory ------------------------------------------------------------

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ...memory.newton_schulz import FLOOR, STAGE, WIDE
 from ...nn.derivatives import SCAN, first_order_only
-from .build import gemm, library
+from .build import gemm, library, poison
 from .operators import Operator, View, check, differentiable, empty, fields, view
-from .structs import MAPS, WindowRule, poison
+from .structs import MAPS, WindowRule
 
 Many = ctypes.c_int64 * MAPS
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import torch
-from torch.utils import deterministic
-
 from ...memory.losses import L2, Dot, InnerLoss
 from ...memory.newton_schulz import FLOOR, NS_COEFFICIENTS, polynomials
 from ...memory.spec import MemorySpec
@@ -25,11 +22,6 @@ Matrices = ctypes.c_int64 * (2 * KINDS * 2 * MAPS)  # views
 def views(names: str) -> list[tuple[str, Any]]:
     """The fields of arrays with these names: an address, and a number of bytes that is set without a structure of its own."""
     return [field for name in names.split() for field in ((name, ctypes.c_void_p), (f"{name}_bytes", ctypes.c_int64))]
-
-
-def poison() -> bool:
-    """Whether kernels fill fresh memory with NaN."""
-    return torch.are_deterministic_algorithms_enabled() and deterministic.fill_uninitialized_memory  # ty: ignore[missing-attribute]
 
 
 class WindowRule(ctypes.Structure):

@@ -20,7 +20,7 @@ from ...memory.features import FEATURES
 from ...memory.gating import fixed_retain_logits, gate_logits
 from ...memory.networks import Chain
 from ...memory.spec import MemorySpec
-from .build import gemm, library
+from .build import gemm, library, poison
 from .operators import DONE, check
 from .structs import (
     LOSSES,
@@ -36,7 +36,6 @@ from .structs import (
     RingSizes,
     Sizes,
     WindowRule,
-    poison,
     schedule,
 )
 from .structs import Matrices as MatrixViews
