@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..nn.cache import Rows
 from .files import read_tensors, write_tensors
 from .kv_memory import Pairs
 from .spec import MemorySpec
@@ -19,7 +20,7 @@ FORMAT = "mnemos.memory-state/1"
 
 
 @dataclass
-class MemoryState:
+class MemoryState(Rows):
     """Fast weights, momentum, anchor, window buffers and position of B rows.
 
     weights, momentum, anchor: one (B, H, d_in, d_out) per fast map. The anchor is the weights themselves at a chunk's
@@ -50,10 +51,6 @@ class MemoryState:
     start_from_file: bool = False
 
     @property
-    def batch(self) -> int:
-        return self.position.shape[0]
-
-    @property
     def heads(self) -> int:
         return self.window_key.shape[2]
 
@@ -65,11 +62,6 @@ class MemoryState:
     def is_kv_cache(self) -> bool:
         """Whether the state grows with every token, as an attention cache does."""
         return self.pairs is not None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the logical state: the same at every position, unless the state `grows`."""
-        return sum(x.numel() * x.element_size() for x in self.tensors().values())
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor by name, each with the row as its first axis: what `save` writes."""
@@ -128,40 +120,15 @@ class MemoryState:
         pairs = self.pairs is None or self.pairs.anchor is self.pairs.weight
         return pairs and all(a is w for a, w in zip(self.anchor, self.weights))
 
-    def detach(self) -> MemoryState:
-        """The same state cut from the graph that made it (truncated back-propagation)."""
-        return self.map(Tensor.detach)
-
-    def clone(self) -> MemoryState:
-        """A fork: an independent copy that can go another way."""
-        return self.map(Tensor.clone)
-
     def to(self, target: torch.device | str | torch.dtype) -> MemoryState:
         """Move to a device, or change the floating-point type (float32 or wider)."""
-        if isinstance(target, torch.dtype):
-            if target not in (torch.float32, torch.float64):
-                raise ValueError(f"a memory state is float32 or float64, not {target}")
-            return self.map(lambda x: x.to(target) if x.is_floating_point() else x)
-        return self.map(lambda x: x.to(target))
+        if isinstance(target, torch.dtype) and target not in (torch.float32, torch.float64):
+            raise ValueError(f"a memory state is float32 or float64, not {target}")
+        return super().to(target)
 
     def select(self, rows: Sequence[int] | Tensor) -> MemoryState:
         """Rows by index, in the order given, repeats allowed (beam search, batching)."""
-        try:
-            index = torch.as_tensor(rows, device=self.position.device)
-        except (TypeError, ValueError, RuntimeError):
-            raise ValueError(
-                f"rows must be a list of whole numbers, not {type(rows).__name__} {str(rows)[:40]}"
-            ) from None
-        if index.dim() != 1 or index.numel() == 0:
-            raise ValueError("rows must be a non-empty list of row numbers")
-        if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
-            raise ValueError(
-                f"rows must be whole numbers, not {index.dtype}; for a mask give mask.nonzero().squeeze(-1)"
-            )
-        index = index.to(torch.int64)
-        if int(index.min()) < 0 or int(index.max()) >= self.batch:
-            raise ValueError(f"rows must lie in 0..{self.batch - 1}, not {index.tolist()}")
-        state = self.map(lambda x: x.index_select(0, index))
+        state = super().select(rows)
         if state.chunk_offset is None:
             state.chunk_offset = common_chunk_offset(state.position, self.spec)
         state.pairs = None if state.pairs is None else state.pairs.resized(int(state.position.max()))

@@ -34,8 +34,8 @@ def check_inputs(
     state: MemoryState,
     spec: MemorySpec,
     features,
-    mask: Tensor | None,
-    cu_seqlens: Tensor | None,
+    mask,
+    cu_seqlens,
 ) -> None:
     """The arguments of `scan`: shapes, types and devices; and values, but under torch.compile."""
     _check_floats("k", k, spec.key_channels)

@@ -14,18 +14,14 @@ from torch import Tensor
 
 from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState, common_chunk_offset
-from ...nn.checkpoint import full_precision
+from ...nn.checkpoint import in_full_precision
 from .engine import Engine
 from .tokens import Tokens, close_pairs, open_pairs, prepare, run_grid
 
 
+@in_full_precision  # coefficients and states are float32 or wider
 def scan(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask, cu_seqlens, engine: Engine):
     """`mnemos.memory.scan` of checked arguments."""
-    with full_precision(k.device.type):  # coefficients and states are float32 or wider
-        return _scan(q, k, v, gates, state, spec, features, mask, cu_seqlens, engine)
-
-
-def _scan(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask, cu_seqlens, engine: Engine):
     grid_matters = spec.depends_on_chunking and spec.chunk_size > 1
     if cu_seqlens is not None or mask is not None or (state.chunk_offset is None and grid_matters):
         return _scan_varlen(q, k, v, gates, state, spec, features, mask, cu_seqlens, engine)

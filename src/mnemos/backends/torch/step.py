@@ -14,13 +14,14 @@ from torch import Tensor
 from ...memory.retention import decayed
 from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState, common_chunk_offset
-from ...nn.checkpoint import full_precision
+from ...nn.checkpoint import in_full_precision
 from .inner_grads import errors_at_anchor
 from .windowed import windowed_step
 
 Write = Callable[..., tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]]
 
 
+@in_full_precision  # one token is no work for low precision
 def step(
     q,
     k,
@@ -31,14 +32,9 @@ def step(
     features,
     mask,
     write: Write | None = None,
-    inplace: bool = False,
+    inplace=False,
 ) -> tuple[Tensor, MemoryState]:
     """`mnemos.memory.step` of checked arguments. write: a kernel for `_write_and_read`; inplace: it writes into the state."""
-    with full_precision(k.device.type):  # one token is no work for low precision
-        return _step(q, k, v, gates, state, spec, features, mask, write or _write_and_read, inplace)
-
-
-def _step(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask, write: Write, inplace: bool):
     out_dtype = v.dtype
     dtype = torch.promote_types(torch.promote_types(k.dtype, out_dtype), state.dtype)
     q, k, v = q.to(dtype), k.to(dtype), spec.loss_value(v.to(dtype), gates)
@@ -60,7 +56,7 @@ def _step(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features,
     if lag is not None:
         lag = lag.flip(-1).reshape(-1, spec.window, 1)  # oldest first, as the window tokens are
         weight = lag if weight is None else weight * lag
-    y, weights, momentum, anchor = write(query, window_tokens, weight, gates, state, spec, dtype)
+    y, weights, momentum, anchor = (write or _write_and_read)(query, window_tokens, weight, gates, state, spec, dtype)
     y = y.reshape(*q.shape[:3], -1)
     y = y + q if spec.has_residual else y
 

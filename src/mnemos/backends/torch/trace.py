@@ -37,7 +37,7 @@ def traced_scan(
     state: MemoryState,
     spec: MemorySpec,
     features,
-    mask: Tensor | None,
+    mask,
     position: Tensor,
 ) -> tuple[Tensor, MemoryState, Trace]:
     """`scan`, run by run, each up to the next place where some row's anchor moves, or shorter. position: (B, T) of every token."""
