@@ -25,7 +25,6 @@ from .rules import RULES, Gates, Muon, Rule
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from .state import MemoryState
 
 __all__ = ["Gates", "MemoryOptions", "MemorySpec", "accumulates"]
 MAX_DIM = 2**20  # of any dimension, window or chunk: sizes come from files too, and must not exhaust the machine
@@ -310,16 +309,8 @@ class MemorySpec(MemoryOptions):
             raise ValueError(f"ns_steps={ns_steps!r:.40} goes with rule='muon' only, not rule={self.rule!r}")
         return dataclasses.replace(self, ns_steps=ns_steps)
 
-    if TYPE_CHECKING:  # memory/state.py has it: a state is made of a spec, so this file cannot import states
-
-        def initial_state(
-            self,
-            W0: list[Tensor],
-            batch: int,
-            heads: int | None = None,
-            dtype: torch.dtype | None = None,
-            device: torch.device | str | None = None,
-        ) -> MemoryState: ...
+    if TYPE_CHECKING:  # a state is made of a spec, so this file cannot import states
+        from .state import initial_state as initial_state
 
 
 def accumulates(rule: Any, retention: Any, commit: Any) -> bool:

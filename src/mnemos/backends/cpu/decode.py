@@ -20,7 +20,7 @@ from ...memory.config import NeuralMemoryConfig
 from ...memory.features import Monomials
 from ...memory.gating import Gating
 from ...memory.layer import NeuralMemory
-from ...memory.rules import GradientDescent
+from ...memory.rules import GradientDescent, Roles
 from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState
 from ...memory.state_validation import check_place
@@ -84,11 +84,8 @@ def unsupported_rule(spec: MemorySpec) -> str | None:
 def step(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask):
     inplace = state.inplace and mask is None
 
-    def write(query: Tensor, window_tokens, weight: Tensor | None, gates: Gates, state, spec, dtype):
+    def write(query: Tensor, window_tokens, weight: Tensor | None, roles: Roles, state, spec, dtype):
         old, new = matrices(state, dtype, inplace)
-        roles = spec.update_rule.roles(gates, spec).map(lambda x: x.to(dtype).reshape(-1, 1, 1))  # B 1 H -> G 1 1
-        if roles.strength is not None:
-            weight = roles.strength if weight is None else roles.strength * weight
         weight = query.new_ones(len(query), 1, 1) if weight is None else weight
         y = token.chain_step(spec, query, window_tokens, weight, (roles.momentum, roles.retain, roles.rate), old, new)
         return y, *new, old[2]

@@ -6,12 +6,14 @@ B batch, H heads, G = B x H, c window, F lifted key dim, V value dim.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from ...memory.retention import decayed
+from ...memory.rules import Roles
 from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState, common_chunk_offset
 from ...nn.checkpoint import in_full_precision
@@ -51,12 +53,13 @@ def step(
     elif features is not None:
         lifted_k, lifted_q = features(torch.cat((k, q), 1)).split((k.shape[1], 1), 1)
     window_tokens, query = (_heads_first(lifted_k), _heads_first(target)), _heads_first(lifted_q)
-    weight = None if gate is None else gate.transpose(1, 2).reshape(-1, spec.window, 1)  # G c 1
+    roles = spec.update_rule.roles(gates, spec).map(lambda x: x.to(dtype).reshape(-1, 1, 1))  # B 1 H -> G 1 1
+    gate = None if gate is None else gate.transpose(1, 2).reshape(-1, spec.window, 1)  # G c 1
     lag = gates.lag_weights(spec.window, dtype)
-    if lag is not None:
-        lag = lag.flip(-1).reshape(-1, spec.window, 1)  # oldest first, as the window tokens are
-        weight = lag if weight is None else weight * lag
-    y, weights, momentum, anchor = (write or _write_and_read)(query, window_tokens, weight, gates, state, spec, dtype)
+    lag = None if lag is None else lag.flip(-1).reshape(-1, spec.window, 1)  # oldest first, as the window tokens are
+    factors = [x for x in (gate, lag, roles.strength) if x is not None]
+    weight = functools.reduce(torch.mul, factors) if factors else None
+    y, weights, momentum, anchor = (write or _write_and_read)(query, window_tokens, weight, roles, state, spec, dtype)
     y = y.reshape(*q.shape[:3], -1)
     y = y + q if spec.has_residual else y
 
@@ -70,21 +73,18 @@ def _heads_first(x: Tensor) -> Tensor:  # B c H D -> G c D
     return x.transpose(1, 2).reshape(-1, x.shape[1], x.shape[3])
 
 
-def _write_and_read(query: Tensor, window_tokens, weight: Tensor | None, gates: Gates, state: MemoryState, spec, dtype):
+def _write_and_read(query: Tensor, window_tokens, weight: Tensor | None, roles: Roles, state: MemoryState, spec, dtype):
     """y (G, 1, V), and weights, momentum and anchor after the token; the anchor is the one that was used."""
     shapes = [w.shape for w in state.weights]
     # contiguous: initial weights that rows share are copied once, not at each token
     anchor = [a.to(dtype).contiguous() for a in state.anchor]
     W, S, A = ([x.to(dtype).flatten(0, 1) for x in xs] for xs in (state.weights, state.momentum, anchor))
-    roles = spec.update_rule.roles(gates, spec).map(lambda x: x.to(dtype).reshape(-1, 1, 1))  # B 1 H -> G 1 1
     retained = None
     if spec.decay_first or spec.commits or state.start:
         retained = W if roles.retain is None else _retained(W, state, roles.retain)
     if spec.anchor == "token":
         A = retained if spec.decay_first else W
     assert A is not None
-    if roles.strength is not None:
-        weight = roles.strength if weight is None else roles.strength * weight
     uses = errors_at_anchor(spec, *window_tokens, A, recompute=True)
 
     def accumulate(S: list[Tensor]) -> list[Tensor]:
