@@ -152,11 +152,12 @@ def test_the_step_kernel_refuses_vectors_that_are_too_small(which):
     spec = MemorySpec(key_dim=4, value_dim=4, window=2)
     state = spec.initial_state([torch.randn(3, 4, 16), torch.randn(3, 16, 4)], batch=2).clone()
     matrices = [[x.contiguous() for x in xs] for xs in (state.weights, state.momentum, state.anchor, [])]
+    maps = token.Maps(*matrices, *matrices[:2])
     tensors = [torch.randn(6, 1, 4), torch.randn(6, 2, 4), torch.randn(6, 2, 4), torch.rand(6, 2, 1)]
 
     def run():
         query, keys, values, weight = tensors
-        return token.chain_step(spec, query, (keys, values), weight, (None, None, None), matrices, matrices[:2])
+        return token.chain_step(spec, query, (keys, values, weight), (None, None, None), maps)
 
     assert run().shape == (6, 1, 4)
     if which == 0:  # y is made as long as the query

@@ -85,17 +85,17 @@ def step(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, 
     inplace = state.inplace and mask is None
 
     def write(query: Tensor, window_tokens, weight: Tensor | None, roles: Roles, state, spec, dtype):
-        old, new = matrices(state, dtype, inplace)
+        maps = matrices(state, dtype, inplace)
         weight = query.new_ones(len(query), 1, 1) if weight is None else weight
-        y = token.chain_step(spec, query, window_tokens, weight, (roles.momentum, roles.retain, roles.rate), old, new)
-        return y, *new, old[2]
+        gates = roles.momentum, roles.retain, roles.rate
+        y = token.chain_step(spec, query, (*window_tokens, weight), gates, maps)
+        return y, maps.new_W, maps.new_S, maps.A
 
     return torch_step(q, k, v, gates, state, spec, features, mask, write, inplace)
 
 
-def matrices(state: MemoryState, dtype: torch.dtype, inplace: bool) -> tuple[tuple, tuple]:
-    """Weights, momentum, anchor and initial weights for a kernel to read, and weights and momentum for it to write: the same where
-    `inplace`, which are the state's own or, the first time, copies of them."""
+def matrices(state: MemoryState, dtype: torch.dtype, inplace: bool) -> token.Maps:
+    """The fast maps of a state for a kernel. Where `inplace`, those to write are the state's own or, the first time, copies of them."""
 
     def ready(x: Tensor) -> Tensor:
         return x if x.dtype == dtype and x.is_contiguous() else x.to(dtype).contiguous()
@@ -104,12 +104,12 @@ def matrices(state: MemoryState, dtype: torch.dtype, inplace: bool) -> tuple[tup
     W0 = token.shared_rows(state.start, state.batch, dtype)
     if not inplace:
         state.own = False
-        return (W, S, A, W0), ([torch.empty_like(w) for w in W], [torch.empty_like(s) for s in S])
+        return token.Maps(W, S, A, W0, [torch.empty_like(w) for w in W], [torch.empty_like(s) for s in S])
     if state.own and state.dtype == dtype:
         A = [a.clone() if a is w else a for a, w in zip(A, W)]
     else:
         W, S, A = ([x.clone() for x in xs] for xs in (W, S, A))
-    return (W, S, A, W0), (W, S)
+    return token.Maps(W, S, A, W0, W, S)
 
 
 # Memory -------------------------------------------------------------------------------------------------------------
@@ -153,11 +153,11 @@ def _begin_memory(memory: NeuralMemory, x: Tensor, state: MemoryState) -> Begin 
         return None
 
     def begin():
-        old, new = matrices(state, x.dtype, state.inplace)
-        call, tail, window = token.layer(x.shape[0], state.conv, raw, parameters, config, old, new)
+        maps = matrices(state, x.dtype, state.inplace)
+        call, tail, window = token.layer(x.shape[0], state.conv, raw, parameters, config, maps)
 
         def after() -> MemoryState:
-            final = state.after_token(*new, old[2], window, state.inplace)
+            final = state.after_token(maps.new_W, maps.new_S, maps.A, window, state.inplace)
             final.conv = tail
             return final
 
