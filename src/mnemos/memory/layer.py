@@ -26,7 +26,7 @@ from .initial_weights import draw_w0, initial_weights
 from .projection import activate, project_heads
 from .scan import read, scan, step
 from .spec import Gates, MemorySpec
-from .state import MemoryState
+from .state import MemoryState, check_owner
 from .trace import Trace
 from .validation import NotFiniteError, NoValuesError, as_boundaries, blame, check_cu_seqlens, check_mask, describe
 
@@ -278,26 +278,8 @@ class NeuralMemory(nn.Module):
         rows = x.shape[0] if cu_seqlens is None else check_cu_seqlens(cu_seqlens, 1, x.shape[1])
         if state is None:
             state = self.initial_state(rows)
-        elif not isinstance(state, MemoryState):
-            raise ValueError(
-                f"state is a {type(state).__name__}, but must be a MemoryState, as an earlier call returned it"
-            )
-        elif state.spec is not self.spec and state.spec != self.spec:
-            raise ValueError(
-                "state belongs to a memory with another spec; begin with state=None or mem.initial_state(batch)"
-            )
-        elif state.heads != self.heads:
-            raise ValueError(
-                f"state has {state.heads} heads, but the layer has {self.heads}; it is another layer's state"
-            )
-        elif state.batch != rows:
-            raise ValueError(
-                f"state has {state.batch} rows, but {rows} are expected; use state.select([...]) to pick rows"
-            )
-        elif state.position.device != x.device:
-            raise ValueError(
-                f"state is on {state.position.device}, but x is on {x.device}; use state.to({str(x.device)!r})"
-            )
+        else:
+            check_owner(state, self.spec, rows, self.heads, x.device, "the layer")
         if state.start_from_file and not torch.compiler.is_compiling():
             state = self._with_checked_start(state)
         tail = None if self.conv is None else (rows, self.conv.width - 1, self.conv.channels)

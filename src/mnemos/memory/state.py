@@ -202,6 +202,24 @@ def state_from_tensors(
     return state
 
 
+def check_owner(state, spec: MemorySpec, rows: int, heads: int, device: torch.device, owner: str) -> None:
+    """Raise a ValueError unless `state` is one of this spec, of so many rows and heads and on this device."""
+    if not isinstance(state, MemoryState):
+        kind = type(state).__name__
+        raise ValueError(
+            f"state is a {kind}, but must be a MemoryState: what an earlier call returned, or an initial_state"
+        )
+    if state.spec is not spec and state.spec != spec:
+        raise ValueError("state belongs to another spec; begin with state=None or with an initial_state of this memory")
+    if state.heads != heads:
+        raise ValueError(f"state has {state.heads} heads, but {owner} has {heads}; it is another layer's state")
+    if state.batch != rows:
+        raise ValueError(f"state has {state.batch} rows, but {rows} are expected; use state.select([...]) to pick rows")
+    if state.position.device != device:
+        found = state.position.device
+        raise ValueError(f"state is on {found}, but {owner} is on {device}; use state.to({str(device)!r})")
+
+
 def common_chunk_offset(position: Tensor, spec: MemorySpec) -> int | None:
     """The offset in the chunk of rows at these positions, or None if they differ. Reads the numbers: not under torch.compile."""
     if spec.chunk_size == 1 or torch.compiler.is_compiling():

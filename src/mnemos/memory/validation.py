@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..dispatch import operation
 from .features import FEATURES
 from .spec import Gates, MemorySpec
-from .state import MemoryState
+from .state import MemoryState, check_owner
 from .state_validation import check_parts
 
 GATE_NAMES = tuple(field.name for field in dataclasses.fields(Gates))
@@ -84,16 +84,8 @@ def check_query(q: Tensor, state: MemoryState, spec: MemorySpec, features) -> No
 
 
 def check_state(state: MemoryState, spec: MemorySpec, batch: int, heads: int, device: torch.device) -> None:
-    if not isinstance(state, MemoryState):
-        raise ValueError(f"state is a {_kind(state)}, but must be a MemoryState (spec.initial_state(W0, batch=...))")
-    if state.spec is not spec and state.spec != spec and not _same_but_for_steps(state.spec, spec):
-        raise ValueError("state belongs to another spec; make one with spec.initial_state(W0, batch=...)")
-    if state.batch != batch:
-        raise ValueError(f"state holds {state.batch} rows, but the input has {batch}")
-    if state.heads != heads:
-        raise ValueError(f"state holds {state.heads} heads, but the input has {heads}")
-    if state.position.device != device:
-        raise ValueError(f"state is on {state.position.device}, but the input is on {device}; use state.to(...)")
+    steps = isinstance(state, MemoryState) and _same_but_for_steps(state.spec, spec)
+    check_owner(state, state.spec if steps else spec, batch, heads, device, "the input")
     if not torch.compiler.is_compiling():
         check_parts(state, spec, batch, heads)
     if state.own and not state.inplace:
@@ -102,7 +94,7 @@ def check_state(state: MemoryState, spec: MemorySpec, batch: int, heads: int, de
 
 def _same_but_for_steps(own: MemorySpec, spec: MemorySpec) -> bool:
     """Whether a call may use `spec` on a state of `own`: more or fewer Newton–Schulz iterations leave the state what it is."""
-    return own.commits and dataclasses.replace(own, ns_steps=spec.ns_steps) == spec
+    return own is not spec and own.commits and dataclasses.replace(own, ns_steps=spec.ns_steps) == spec
 
 
 def check_mask(name: str, mask, like: Tensor) -> None:
