@@ -64,9 +64,10 @@ def test_a_scan_that_continues_inside_a_chunk_is_an_operator_with_gradients(keep
     co = Coefficients(random(N, G, L + 1, E), *(random(N, G, L + 1) for _ in "bf"), random(N, G, E), random(N, G))
     W, S, A, W0 = ([random(G, *shape) for shape in spec.shapes] for _ in range(4))
     q, k, v = random(N, G, L, D), random(N, G, E, D), random(N, G, E, D)
-    state, anchor, start = (engine.pack(spec, *maps) for maps in ((W, S), (A, []), (W0, [])))
+    kernels = engine.CpuEngine()
+    state, anchor, start = (kernels.open(spec, *maps) for maps in ((W, S), (A, []), (W0, [])))
     given = RunInputs(run, q, k, v, co, rate=None, retain=None)
-    engine.CpuEngine().run(spec, given, state, anchor, start if keeps_start else None)
+    kernels.run(spec, given, state, anchor, start if keeps_start else None)
     (inputs,) = calls
     assert inputs[8].numel() == (G * sum(a * b for a, b in spec.shapes) if keeps_start else 0)
     assert inputs[10] is not None

@@ -41,10 +41,26 @@ class CpuEngine(Engine):
         return decay_products(x, UNDERFLOW[x.dtype])
 
     def open(self, spec: MemorySpec, W: Maps, S: Maps) -> Packed:
-        return pack(spec, W, S)
+        def fused(maps: Maps, group: tuple[int, ...]) -> Tensor:
+            w = torch.cat([maps[i] for i in group], -1) if len(group) > 1 else maps[group[0]]
+            return (w if w.shape[1] <= w.shape[2] else w.mT).flatten(1)
+
+        assert spec.chain is not None
+        kinds = (W, S) if S else (W,)
+        parts = [fused(maps, group) for group in spec.chain.groups for maps in kinds]
+        return Packed(torch.cat(parts, 1) if len(parts) > 1 else parts[0], len(kinds))
 
     def close(self, spec: MemorySpec, state: Packed) -> tuple[Maps, Maps]:
-        return unpack(spec, state)
+        """Inverse of `open`. Each map gets memory of its own, so that a state continues the same way whether it was saved or not."""
+        assert spec.chain is not None
+        parts, found = iter(_parts(spec, state)), ([], [])
+        for group, (a, b) in zip(spec.chain.groups, _fused_shapes(spec)):
+            for kind in found[: state.matrices]:
+                x = next(parts)
+                w = x.unflatten(1, (a, b)) if a <= b else x.unflatten(1, (b, a)).mT
+                split = w.chunk(len(group), -1) if len(group) > 1 else (w,)
+                kind += [part.clone(memory_format=torch.contiguous_format) for part in split]
+        return found
 
     def run(self, spec: MemorySpec, given: RunInputs, state: Packed, anchor: Packed, start: Packed | None):
         assert spec.chain is not None and given.chunks.subchunks == 1
@@ -62,8 +78,8 @@ class CpuEngine(Engine):
         elif spec.commits:
             assert start is None and given.rate is not None
             if matrices == 1:  # without momentum S begins at 0 in every run
-                W, _ = unpack(spec, state)
-                state = pack(spec, W, [torch.zeros_like(w) for w in W])
+                W, _ = self.close(spec, state)
+                state = self.open(spec, W, [torch.zeros_like(w) for w in W])
             large = sum(d_in * d_out for d_in, d_out in spec.shapes) >= LARGE_STATE_NUMEL
             save_every = max(1, min(TOKENS_PER_STATE * (1 + large) // chunks.stride, int(chunks.tiles**0.5)))
             polynomial, *others = polynomials(NS_COEFFICIENTS[spec.ns_coefficients], spec.ns_steps)
@@ -109,33 +125,9 @@ def _fused_shapes(spec: MemorySpec) -> list[tuple[int, int]]:
     return [(spec.shapes[group[0]][0], sum(spec.shapes[i][1] for i in group)) for group in spec.chain.groups]
 
 
-def pack(spec: MemorySpec, W: Maps, S: Maps) -> Packed:
-    def fused(maps: Maps, group: tuple[int, ...]) -> Tensor:
-        w = torch.cat([maps[i] for i in group], -1) if len(group) > 1 else maps[group[0]]
-        return (w if w.shape[1] <= w.shape[2] else w.mT).flatten(1)
-
-    assert spec.chain is not None
-    kinds = (W, S) if S else (W,)
-    parts = [fused(maps, group) for group in spec.chain.groups for maps in kinds]
-    return Packed(torch.cat(parts, 1) if len(parts) > 1 else parts[0], len(kinds))
-
-
 def _parts(spec: MemorySpec, state: Packed) -> tuple[Tensor, ...]:
     sizes = [a * b for a, b in _fused_shapes(spec) for _ in range(state.matrices)]
     return state.numbers.split(sizes, 1)
-
-
-def unpack(spec: MemorySpec, state: Packed) -> tuple[Maps, Maps]:
-    """Inverse of `pack`. Each map gets memory of its own, so that a state continues the same way whether it was saved or not."""
-    assert spec.chain is not None
-    parts, found = iter(_parts(spec, state)), ([], [])
-    for group, (a, b) in zip(spec.chain.groups, _fused_shapes(spec)):
-        for kind in found[: state.matrices]:
-            x = next(parts)
-            w = x.unflatten(1, (a, b)) if a <= b else x.unflatten(1, (b, a)).mT
-            split = w.chunk(len(group), -1) if len(group) > 1 else (w,)
-            kind += [part.clone(memory_format=torch.contiguous_format) for part in split]
-    return found
 
 
 def packed_weights(spec: MemorySpec, state: Packed) -> Tensor:
