@@ -5,6 +5,7 @@ end; what momentum and decay make of them is one number per push, its share in W
 matrices, read in dual form (docs/theory.md, sections 4 and 8.4).
 
 G = batch x heads, N tiles, L tokens and E window tokens of a tile, n pairs, K key dim, P outputs of the first map, V value dim.
+`old` is the list that a call begins with, its `Pairs` as (G, n, ·).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...memory.kv_memory import kernel_values, logits, normalized, top_logit
+from ...memory.kv_memory import Pairs, kernel_values, logits, normalized, top_logit
 from ...memory.spec import MemorySpec
 from ...nn.checkpoint import recomputed
 from .chunking import ChunkRun
@@ -34,15 +35,6 @@ class Shares(NamedTuple):
     anchor: Tensor
 
 
-class Old(NamedTuple):
-    """The list this call began with: keys (G, n, K), and shares in W, S and the anchor (G, n, P)."""
-
-    key: Tensor
-    weight: Tensor
-    momentum: Tensor | None
-    anchor: Tensor
-
-
 def run_list(tokens, runs: list[ChunkRun], value: Tensor, W, S, A, W0, spec: MemorySpec, ends_on_grid: bool):
     """As `tokens._run_matrices`; the first of the maps is the list, (G, N, P)."""
     opened = tokens.pairs
@@ -53,7 +45,7 @@ def run_list(tokens, runs: list[ChunkRun], value: Tensor, W, S, A, W0, spec: Mem
         return share[:, : opened.seen]
 
     key = opened.key.transpose(1, 2).flatten(0, 1)
-    old = Old(begun(key), begun(W[0]), begun(S[0]) if S else None, begun(A[0]))
+    old = Pairs(begun(key), begun(W[0]), begun(S[0]) if S else None, begun(A[0]))
     run = _Run(spec, old, offset, W[1:], S[1:], A[1:], W0, momentum=bool(S))
     outputs = [run.run(tokens.run_inputs(chunks, value, spec)) for chunks in runs]
     if ends_on_grid:
@@ -70,7 +62,7 @@ class _Run:
     `share` begins with what is left of the old list's shares: of its W, its S (where there is one) and its anchor.
     """
 
-    def __init__(self, spec: MemorySpec, old: Old, offset: Tensor | None, W, S, A, W0, momentum: bool):
+    def __init__(self, spec: MemorySpec, old: Pairs, offset: Tensor | None, W, S, A, W0, momentum: bool):
         self.spec, self.old, self.offset, self.W, self.S, self.A, self.W0 = spec, old, offset, W, S, A, W0
         self.blocks: list[tuple[Tensor, Tensor]] = []  # keys (G, E, K) and pushes (G, E, P) of each tile
         self.placed: list[tuple[int, int]] = []  # first entry of each tile, and how many
@@ -96,7 +88,7 @@ class _Run:
         blocks = [x for block in self.blocks for x in block]
         matrices = [*self.W, *self.S, *self.A, *self.W0]
         function = functools.partial(_tile, self.spec, chunks, len(self.W), len(self.S), len(self.W0))
-        tensors = (q, k, v, self.offset, *co, *self.share, *self.old, *matrices, *blocks)
+        tensors = (q, k, v, self.offset, *co, *self.share, *vars(self.old).values(), *matrices, *blocks)
         again = torch.is_grad_enabled() and not torch.compiler.is_compiling()  # a compiler chooses what to recompute
         y, push, *matrices = recomputed(function, *tensors) if again else function(*tensors)
         self.W, self.S = matrices[: len(self.W)], matrices[len(self.W) :]
@@ -124,7 +116,7 @@ class _Run:
         return listed, [] if momentum is None else [of(momentum)], listed if anchor is weight else of(anchor)
 
 
-def _mix(old: Old, share: Tensor) -> Tensor:
+def _mix(old: Pairs, share: Tensor) -> Tensor:
     """What is left of the old list under these shares: (G, n, P)."""
     w, s, a = share[:, :3, None].split(1, 1)  # G 1 1
     total = w * old.weight + a * old.anchor
@@ -133,7 +125,7 @@ def _mix(old: Old, share: Tensor) -> Tensor:
 
 def _tile(spec: MemorySpec, chunks: ChunkRun, maps: int, momenta: int, starts: int, q, k, v, offset, *tensors):
     """One tile: pushes of its window tokens, reads of its tokens, matrices at its end. Returns y, pushes, W, S."""
-    co, share, old = Coefficients(*tensors[:5]), Shares(*tensors[5:8]), Old(*tensors[8:12])
+    co, share, old = Coefficients(*tensors[:5]), Shares(*tensors[5:8]), Pairs(*tensors[8:12])
     W, S, A, W0, blocks = _parts(tensors[12:], maps, momenta, maps, starts)
     keys = torch.cat(blocks[::2], 1) if blocks else None
     pushes = torch.cat(blocks[1::2], 1) if blocks else None
@@ -162,7 +154,7 @@ def _parts(tensors: tuple, *sizes: int) -> list[tuple]:
     return [*(tensors[lo:hi] for lo, hi in itertools.pairwise(ends)), tensors[ends[-1] :]]
 
 
-def _first_map(spec, q, k, push, C, beta, f, offset, share: Shares, old: Old, keys, pushes) -> Tensor:
+def _first_map(spec, q, k, push, C, beta, f, offset, share: Shares, old: Pairs, keys, pushes) -> Tensor:
     """The list at each of the tile's tokens: (G, L, P). C, beta and f are of the rows that are read."""
     L, E = C.shape[1:]
     age = torch.arange(L, device=q.device).unsqueeze(-1) - (torch.arange(E, device=q.device) - (spec.window - 1))

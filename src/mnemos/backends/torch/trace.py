@@ -50,9 +50,10 @@ def traced_scan(
     for stop in cuts:
         part = slice(start, stop)
         piece_gates = gates.map(lambda x, part=part: x[:, part])
-        surprises.append(_surprise(k[:, part], v[:, part], piece_gates, state, spec, features))
         piece_mask = None if mask is None else mask[:, part]
-        updates.append(update_norms(k[:, part], v[:, part], piece_gates, state, spec, features, piece_mask))
+        at_anchor = _at_anchor(state, piece_gates, spec)
+        surprises.append(_surprise(k[:, part], v[:, part], piece_gates, at_anchor, spec, features))
+        updates.append(update_norms(k[:, part], v[:, part], piece_gates, at_anchor, spec, features, piece_mask))
         y, state = scan(q[:, part], k[:, part], v[:, part], piece_gates, state, spec, features, piece_mask)
         outputs.append(y)
         if stop in ends:
@@ -76,14 +77,20 @@ def traced_scan(
 
 
 @torch.no_grad()
+def _at_anchor(state: MemoryState, gates: Gates, spec: MemorySpec) -> MemoryState:
+    """The state whose anchor is where the errors of the next tokens are measured."""
+    if not spec.decay_first or gates.retain is None:
+        return state
+    kept = gates.retain[:, 0, :, None, None].to(state.dtype)  # one token: its error is measured after the decay
+    start = state.start or [None] * len(state.anchor)
+    return dataclasses.replace(state, anchor=[decayed(a, w0, kept) for a, w0 in zip(state.anchor, start)])
+
+
+@torch.no_grad()
 def _surprise(k: Tensor, v: Tensor, gates: Gates, state: MemoryState, spec: MemorySpec, features) -> Tensor:
     """Inner loss of tokens that share the state's anchor: (B, T, H)."""
-    anchor = state.anchor
-    if spec.decay_first and gates.retain is not None:  # one token: its error is measured after the decay
-        kept = gates.retain[:, 0, :, None, None].to(state.dtype)
-        anchor = [decayed(a, state.start[i] if state.start else None, kept) for i, a in enumerate(anchor)]
     pairs = None if state.pairs is None else dataclasses.replace(state.pairs, weight=state.pairs.anchor)
-    state = dataclasses.replace(state, weights=anchor, pairs=pairs)
+    state = dataclasses.replace(state, weights=state.anchor, pairs=pairs)
     return inner_loss(k, spec.loss_value(v.to(k.dtype), gates), state, spec, features)
 
 
@@ -131,9 +138,6 @@ def _update_norms(
     window = torch.diag_embed(window) if c == 1 else window  # G L E
 
     anchor = [a.to(key.dtype).flatten(0, 1) for a in state.anchor]
-    if spec.decay_first and roles.retain is not None:  # one token: its error is measured after the decay
-        start = [w.flatten(0, 1) for w in tokens.start] or [None] * len(anchor)
-        anchor = [decayed(a, w0, roles.retain[:, :1, None]) for a, w0 in zip(anchor, start)]
     S = [s.to(key.dtype).flatten(0, 1) for s in state.momentum]
     gram, cross, squared = key.new_zeros(len(key), key.shape[1], key.shape[1]), torch.zeros_like(gate), 0.0
     if state.pairs is None:
