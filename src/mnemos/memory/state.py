@@ -168,7 +168,8 @@ class MemoryState:
                 raise ValueError("stack: the states differ in heads, convolution, dtype or device")
         chunk_offsets = {state.chunk_offset for state in states}
         aliased = all(state._anchor_is_weights() for state in states)
-        joined = {name: torch.cat([s.tensors()[name] for s in states]) for name in first.tensors()}
+        parts = [state.tensors() for state in states]
+        joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         stacked = _assemble(first.spec, joined, chunk_offsets.pop() if len(chunk_offsets) == 1 else None, aliased)
         stacked.start_from_file = any(state.start_from_file for state in states)
         return stacked

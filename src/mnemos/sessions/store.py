@@ -24,6 +24,7 @@ SUFFIX = ".safetensors"
 OWNER_FOLDER = re.compile("[0-9a-f]{32}")
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
+Version: TypeAlias = tuple[int, int, int]
 Infos: TypeAlias = list[SessionInfo]  # inside the class, `list` is its method
 Names: TypeAlias = list[str]
 Paths: TypeAlias = list[Path]
@@ -31,6 +32,10 @@ Paths: TypeAlias = list[Path]
 
 class StoreFull(OSError):
     """A session does not fit: the disk is full, or a quota is reached. The file that was there before stays as it is."""
+
+
+class SessionChanged(ValueError):
+    """Another process has written or deleted the session since it was opened."""
 
 
 class SessionStore:
@@ -100,12 +105,28 @@ class SessionStore:
             raise ValueError(f"{path} holds the session {record.name!r} of another name or owner")
         return record
 
+    def version(self, name: str, owner: str = "") -> Version | None:
+        """A value that changes whenever the file of a session is written; None if there is no such session."""
+        path = self.path(name, owner)
+        return _version(path) if _is_own_file(path) else None
+
     def save(self, record: SessionRecord) -> None:
         """Write a session to disk; it replaces the one of its name and owner. Raises `StoreFull` and keeps the old file if it does not fit."""
         path = self.path(record.name, record.owner)
         with self._changing(record.owner):
             self._check_quota(path, 0 if self.max_bytes is None else record.file_bytes)
             record.save(path)
+
+    def replace(self, record: SessionRecord, version: Version | None) -> Version:
+        """`save`, if the file is still of this `version` (None: there is no file yet); returns the new one. Raises `SessionChanged`
+        and writes nothing if somebody else has written or deleted the session since."""
+        path = self.path(record.name, record.owner)
+        with self._changing(record.owner):
+            if self.version(record.name, record.owner) != version:
+                raise SessionChanged(f"session {record.name!r} was changed by another process: send the turn again")
+            self._check_quota(path, 0 if self.max_bytes is None else record.file_bytes)
+            record.save(path)
+            return _version(path)
 
     def delete(self, name: str, owner: str = "") -> None:
         """Delete a session."""
@@ -212,6 +233,8 @@ class SessionStore:
 
     def _check_quota(self, path: Path, added: int) -> None:
         """Raise `StoreFull` if a file of about `added` bytes at `path` exceeds the quota of its owner."""
+        if self.max_bytes is None and self.max_sessions is None:
+            return
         others = [p.stat().st_size for p in self._files(path.parent) if p != path]
         if self.max_sessions is not None and len(others) >= self.max_sessions:
             raise StoreFull(errno.EDQUOT, f"the owner has {len(others)} sessions, which is the quota: delete one first")
@@ -247,6 +270,11 @@ def _session_name(file_name: str) -> str | None:
     with contextlib.suppress(ValueError):
         return check_name(name)
     return None
+
+
+def _version(path: Path) -> Version:
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _is_own_file(path: Path) -> bool:
