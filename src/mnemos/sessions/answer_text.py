@@ -12,7 +12,7 @@ class AnswerText:
 
     >>> answer = AnswerText(TextStream(lambda ids: bytes(ids).decode()), stop=("lo",))
     >>> [answer.push(byte) for byte in b"hello"], answer.is_stopped
-    (['h', 'e', '', '', ''], True)
+    (['h', 'e', '', 'l', ''], True)
     """
 
     def __init__(self, stream: TextStream, stop: tuple[str, ...]):

@@ -194,6 +194,26 @@ def read_info(path: str | os.PathLike) -> SessionInfo:
     return SessionInfo(**fields, file_bytes=size, state_bytes=max(0, data - sum(texts[:1])))
 
 
+def read_turns(path: str | os.PathLike) -> list[Turn]:
+    """The messages of a session file, after their checks; the state is not read."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            data = file.get_tensor("turns")
+    except FileNotFoundError:
+        raise
+    except (SafetensorError, OSError, ValueError, RuntimeError, TypeError) as broken:
+        raise ValueError(f"{path} is not a readable session: {one_line(broken)}") from None
+    return _parse_turns(path, data)
+
+
+def exported(source: str | os.PathLike) -> bytes:
+    """The contents of a copy of a session file without its owner."""
+    from safetensors.torch import save
+
+    tensors, header = read_tensors(source, "session", FORMAT, "cpu")
+    return save(tensors, header | {"session": json.dumps(_parse_fields(source, header) | {"owner": ""})})
+
+
 def rewrite(source: str | os.PathLike, target: str | os.PathLike, **changes: Any) -> None:
     """Write a copy of a session file with other fields (name, title, owner, ...), without a model: fork, rename, export."""
     tensors, header = read_tensors(source, "session", FORMAT, "cpu")

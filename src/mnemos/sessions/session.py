@@ -17,6 +17,7 @@ from torch import Tensor
 from .answer_text import AnswerText
 from .dialogue import Dialogue
 from .identity import model_hash
+from .reading import read_tokens
 from .record import MAX_TITLE, SessionRecord, Turn, check_name, copied
 from .sampling import Sampling
 from .store import SessionStore
@@ -339,18 +340,11 @@ class Session:
         last = self.pending[-1] if self.pending else None
         return self.dialogue.next(text, roles[-1], last, answer)
 
-    @torch.no_grad()
     def _read(self, cache: Any, ids: list[int], is_own: bool = False) -> tuple[Tensor, Any]:
         """Logits (V,) after new tokens, and the new cache. is_own: no other object holds the cache, so it may be changed."""
-        in_place = getattr(cache, "advances_in_place", False)
-        if cache is not None and in_place and not is_own:
-            cache = cache.clone()
         logits = None
         for start in range(0, len(ids), PIECE):
-            if cache is not None and not in_place:
-                cache.inplace = is_own or start > 0
             piece = torch.tensor([ids[start : start + PIECE]], device=self.model.device)
-            found = self.model(piece, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            logits, cache = found.logits[0, -1], found.past_key_values
+            logits, cache = read_tokens(self.model, cache, piece, is_own or start > 0)
         assert logits is not None
-        return logits, cache
+        return logits[0], cache

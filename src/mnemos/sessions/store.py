@@ -10,6 +10,7 @@ import errno
 import hashlib
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -18,14 +19,16 @@ from typing import Any, TypeAlias
 from filelock import FileLock
 
 from ..atomic_io import part_of, sync_folder
-from .record import SessionInfo, SessionRecord, check_name, read_info, rewrite
+from .record import SessionInfo, SessionRecord, Turn, check_name, exported, read_info, read_turns, rewrite
 
 SUFFIX = ".safetensors"
 OWNER_FOLDER = re.compile("[0-9a-f]{32}")
+MARGIN_BYTES = 2**20  # of the disk, for other files
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 Version: TypeAlias = tuple[int, int, int]
 Infos: TypeAlias = list[SessionInfo]  # inside the class, `list` is its method
+Turns: TypeAlias = list[Turn]
 Names: TypeAlias = list[str]
 Paths: TypeAlias = list[Path]
 
@@ -161,6 +164,27 @@ class SessionStore:
         """Write a copy of a session to a file outside the store, without its owner."""
         with _typed_errors():
             rewrite(self._existing(name, owner), target, owner="")
+
+    def exported(self, name: str, owner: str = "") -> bytes:
+        """The contents of the file that `export` writes."""
+        return exported(self._existing(name, owner))
+
+    def info(self, name: str, owner: str = "") -> SessionInfo:
+        """The header of a session's file."""
+        return read_info(self._existing(name, owner))
+
+    def turns(self, name: str, owner: str = "") -> Turns:
+        """The messages of a session, without its state."""
+        return read_turns(self._existing(name, owner))
+
+    def check_room(self, name: str, owner: str = "", added: int = 0) -> None:
+        """Raise `StoreFull` if a session of about `added` bytes does not fit into the quota, or not twice onto the disk."""
+        path = self.path(name, owner)
+        if path.parent.is_dir():
+            self._check_quota(path, added)
+        free = shutil.disk_usage(self.folder).free
+        if free < 2 * added + MARGIN_BYTES:
+            raise StoreFull(errno.ENOSPC, f"the disk of the sessions has {free:,} bytes left, which is too little")
 
     def import_(self, source: str | os.PathLike, model: Any, name: str | None = None, owner: str = "") -> str:
         """Add a session file that `export` wrote, after all checks; returns its name. name: another name than that of the file."""
