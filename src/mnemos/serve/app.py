@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import FastAPI
@@ -53,7 +53,7 @@ def create_app(service: Service, *, is_local: bool = True) -> App:
     """
 
     @contextlib.asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         await service.start()
         yield
         await service.stop()
@@ -71,7 +71,7 @@ def create_app(service: Service, *, is_local: bool = True) -> App:
     api.add_exception_handler(HTTPException, _http_error)
     for routes in (system_routes, session_routes, chat_routes, completion_routes, response_routes):
         api.include_router(routes(service))
-    api.openapi = lambda: _openapi(api, service)  # ty: ignore[invalid-assignment]
+    api.openapi = lambda: _openapi(api, service)
     return Guard(api, service, is_local)
 
 
@@ -111,7 +111,10 @@ def _openapi(api: FastAPI, service: Service) -> dict[str, Any]:
 
 def _describe(path: str, method: str, about: dict[str, Any]) -> None:
     """Complete the description of one route."""
-    error = {"description": "one sentence", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
+    error = {
+        "description": "one sentence",
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+    }
     about["responses"].pop("422", None)
     about["responses"]["4XX"] = about["responses"]["5XX"] = error
     if about.pop("x-optional-body", False):
@@ -123,6 +126,6 @@ def _describe(path: str, method: str, about: dict[str, Any]) -> None:
         }
     if path.endswith(("/import", "/fork")) and "200" in about["responses"]:
         about["responses"]["201"] = about["responses"].pop("200")
-    if path.startswith("/v1/sessions/{name}") or path.startswith("/v1/responses/{"):
+    if path.startswith(("/v1/sessions/{name}", "/v1/responses/{")):
         for parameter in about.get("parameters", []):
             parameter["schema"] |= {"minLength": 1, "maxLength": 128}

@@ -31,7 +31,9 @@ def chat_routes(service: Service) -> APIRouter:
         body = await read_body(request, ChatRequest)
         answer = await begin_chat(service, owner, body)
         if body.stream:
-            with_usage = body.session is not None or (body.stream_options or False) and body.stream_options.include_usage
+            with_usage = body.session is not None or (
+                (body.stream_options or False) and body.stream_options.include_usage
+            )
             return EventStream(service, answer, lambda found: _chunks(service, found, bool(with_usage)))
         logprobs: dict[int, list[Any]] = {}
         if chat_logprobs(body) is not None:
@@ -64,9 +66,7 @@ async def begin_chat(service: Service, owner: str, body: ChatRequest) -> Answer:
         return await service.answer(owner, ids, choices)
     name = service.check_name(body.session)
     system, texts = new_messages(body.messages)
-    return await service.answer_in_session(
-        owner, name, texts, choices, memory=body.memory or "write", system=system
-    )
+    return await service.answer_in_session(owner, name, texts, choices, memory=body.memory or "write", system=system)
 
 
 def _head(service: Service, kind: str) -> dict[str, Any]:

@@ -34,7 +34,9 @@ def completion_routes(service: Service) -> APIRouter:
         prompts = _prompts(body)
         n = body.n or 1
         if len(prompts) * n > service.limits.max_choices:
-            raise ApiError(400, f"one request has at most {service.limits.max_choices} answers", "too_many_choices", "prompt")
+            raise ApiError(
+                400, f"one request has at most {service.limits.max_choices} answers", "too_many_choices", "prompt"
+            )
         if len(prompts) > 1 and (body.stream or body.session is not None):
             raise ApiError(400, "a stream and a session have one prompt", "invalid_value", "prompt")
         if body.echo and body.logprobs is not None:

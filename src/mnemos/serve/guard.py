@@ -85,7 +85,9 @@ class Guard:
         """Raise an `ApiError` for a request that is refused by its headers alone."""
         length, origin, host = (header(scope, name) for name in (b"content-length", b"origin", b"host"))
         if self.is_local and (host is None or not LOCAL.fullmatch(host)):
-            raise ApiError(403, "the server answers at localhost only, and the Host header names another one", "wrong_host")
+            raise ApiError(
+                403, "the server answers at localhost only, and the Host header names another one", "wrong_host"
+            )
         if origin is not None and origin.partition("://")[2] != host:
             raise ApiError(403, "the server does not answer pages of other sites", "wrong_origin")
         if length is not None and (not length.isdecimal() or int(length[:20]) > limit):
@@ -94,7 +96,7 @@ class Guard:
     def _log(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "other")
         labels = {"route": route, "method": _method(scope["method"]), "status": str(status)}
-        self.service.metrics.count("mnemos_requests_total", **labels)
+        self.service.metrics.count("mnemos_requests_total", 1, **labels)
         contents = {"path": scope["path"]}
         self.service.log.event("request", **labels, ms=round(1e3 * seconds, 1), contents=contents)
 
@@ -111,7 +113,7 @@ class _Body:
             return await self._receive()
         try:
             message = await asyncio.wait_for(self._receive(), max(0.0, self._deadline - time.monotonic()))
-        except asyncio.TimeoutError:  # noqa: UP041 — not the same class before Python 3.11
+        except asyncio.TimeoutError:
             raise ApiError(408, "the body did not arrive in time", "timeout") from None
         if message["type"] == "http.request":
             self._size += len(message.get("body", b""))

@@ -14,10 +14,14 @@ DEFAULT_TOKENS = 256
 DEFAULT_COMPLETION = 16  # as OpenAI's
 
 
-def choices_of(service: Service, body: Chosen | ResponsesRequest, max_tokens: int | None, logprobs: int | None) -> list[Choice]:
+def choices_of(
+    service: Service, body: Chosen | ResponsesRequest, max_tokens: int | None, logprobs: int | None
+) -> list[Choice]:
     """The answers that a request asks for."""
     if body.model and body.model != service.name:
-        raise ApiError(404, f"the model {body.model!r:.100} does not exist: it is {service.name!r}", "model_not_found", "model")
+        raise ApiError(
+            404, f"the model {body.model!r:.100} does not exist: it is {service.name!r}", "model_not_found", "model"
+        )
     default = DEFAULT_COMPLETION if isinstance(body, CompletionRequest) else DEFAULT_TOKENS
     options: dict[str, Any] = {
         "max_new_tokens": min(default, service.limits.max_tokens) if max_tokens is None else max_tokens,
@@ -31,7 +35,9 @@ def choices_of(service: Service, body: Chosen | ResponsesRequest, max_tokens: in
         options |= {"stop": (stop,) if isinstance(stop, str) else tuple(stop), "top_k": body.top_k or 0}
         n = body.n or 1
     if n > service.limits.max_choices:
-        raise ApiError(400, f"n={n} is more than the {service.limits.max_choices} answers of one request", "too_many_choices", "n")
+        raise ApiError(
+            400, f"n={n} is more than the {service.limits.max_choices} answers of one request", "too_many_choices", "n"
+        )
     if n > 1 and body.session is not None:
         raise ApiError(400, "a session continues with one answer: n must be 1", "invalid_value", "n")
     if body.memory is not None and body.session is None:

@@ -79,10 +79,15 @@ async def _begin(service: Service, owner: str, body: ResponsesRequest, name: str
             raise ApiError(400, "give session or previous_response_id, not both", "invalid_value", "session")
         session = service.check_name(body.session)
         system, texts = new_messages(messages)
-        return await service.answer_in_session(owner, session, texts, choices, memory=body.memory or "write", system=system)
+        return await service.answer_in_session(
+            owner, session, texts, choices, memory=body.memory or "write", system=system
+        )
     if body.previous_response_id is None and any(message.speaker == "assistant" for message in messages):
         raise ApiError(
-            400, "input may not have texts of the assistant: continue a response by previous_response_id", "invalid_value", "input"
+            400,
+            "input may not have texts of the assistant: continue a response by previous_response_id",
+            "invalid_value",
+            "input",
         )
     system, texts = new_messages(messages)
     if body.previous_response_id is not None:
@@ -158,7 +163,9 @@ async def _events(service: Service, body: ResponsesRequest, name: str, answer: A
     yield event("created", response=begun)
     yield event("in_progress", response=begun)
     yield event("output_item.added", output_index=0, item=item)
-    yield event("content_part.added", **where, part={"type": "output_text", "text": "", "annotations": [], "logprobs": []})
+    yield event(
+        "content_part.added", **where, part={"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+    )
     try:
         async for found in until_saved(answer.stream(), []):
             if found.text:

@@ -205,7 +205,9 @@ class Service:
             session, version = self.warm.open(owner, name)
         if system and session.system != system:
             raise ApiError(
-                400, "the system prompt of a session is read once, at its beginning: begin a new session", "system_prompt"
+                400,
+                "the system prompt of a session is read once, at its beginning: begin a new session",
+                "system_prompt",
             )
         if memory == "write":
             self.store.check_room(name, owner, int(ESTIMATE * session.state_bytes))
@@ -217,7 +219,9 @@ class Service:
         if self.is_draining:
             raise ApiError(503, "the server is shutting down", "shutting_down")
         if self._per_owner.get(owner, 0) >= self.limits.max_per_owner:
-            raise ApiError(429, f"{self.limits.max_per_owner} requests of this key are running: wait for one", "too_many")
+            raise ApiError(
+                429, f"{self.limits.max_per_owner} requests of this key are running: wait for one", "too_many"
+            )
         if len(ids) > self.limits.max_prompt_tokens:
             most = self.limits.max_prompt_tokens
             raise ApiError(

@@ -196,13 +196,14 @@ async def _trace(service: Service, owner: str, name: str) -> dict[str, Any]:
     await service.in_files(service.store.info, name, owner)  # raises an error if there is none
     with service.claims.hold(owner, [name]):
         opened = await service.in_files(service.warm.warm, owner, name)
-        if opened is None or opened[0].last_turn is None:
+        last = None if opened is None else opened[0].last_turn
+        if opened is None or last is None:
             raise ApiError(409, "there is no turn to inspect since the server opened the session", "nothing_to_inspect")
-        session = opened[0]
-        cache, ids = session.last_turn
-        answered = session.last_answer
+        (cache, ids), answered = last, opened[0].last_answer
     if len(ids) > MAX_TRACED:
-        raise ApiError(400, f"the turn has {len(ids):,} tokens, and at most {MAX_TRACED:,} are inspected", "turn_too_long")
+        raise ApiError(
+            400, f"the turn has {len(ids):,} tokens, and at most {MAX_TRACED:,} are inspected", "turn_too_long"
+        )
     trace = TurnTrace(service.model, cache, ids)
     await _in_engine(service, trace)
     first = len(ids) - answered

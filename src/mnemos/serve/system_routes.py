@@ -27,7 +27,7 @@ INDEX = "index.html"
 def page_files() -> dict[str, tuple[bytes, str]]:
     """Contents and type of each file of the page, by name: a fixed list, made when the server starts."""
     found = {}
-    for file in resources.files(__package__).joinpath("page").iterdir():
+    for file in resources.files(__package__ or "mnemos.serve").joinpath("page").iterdir():
         suffix = "." + file.name.rpartition(".")[2]
         if suffix in TYPES and file.is_file():
             found[file.name] = file.read_bytes(), TYPES[suffix]
@@ -124,4 +124,5 @@ def _window(model: Any) -> int | None:
         return attached.window
     config = model.config
     spans = [BLOCKS[name].attention_span(config) for name in config.blocks if BLOCKS[name].has_attention]
-    return None if not spans or None in spans else max(spans)
+    limited = [span for span in spans if span is not None]
+    return max(limited) if limited and len(limited) == len(spans) else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,7 +46,7 @@ class Claims:
             self.taken -= {(owner, name) for name in names}
 
     @contextmanager
-    def hold(self, owner: str, names: Iterable[str]) -> Iterator[None]:
+    def hold(self, owner: str, names: Iterable[str]) -> Generator[None]:
         names = list(names)
         self.take(owner, names)
         try:

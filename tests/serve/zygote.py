@@ -1,0 +1,27 @@
+"""Forks servers of one store: run as a program by serving.py. A line "fork" on standard input starts one, "wait" waits for it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+from serving import make_service
+
+from mnemos.serve import serve
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    children = []
+    for line in sys.stdin:
+        if line.strip() == "fork":
+            pid = os.fork()
+            if pid == 0:
+                os.close(0)
+                serve(make_service(sys.argv[1]), "127.0.0.1", 0)
+                os._exit(0)
+            children.append(pid)
+            print(pid, flush=True)
+        else:
+            os.waitpid(children.pop(), 0)
+            print("ended", flush=True)
