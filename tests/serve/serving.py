@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import io
 import json
 import os
@@ -27,9 +28,12 @@ KEYS = {"key-of-ann-0123456789": "ann", "key-of-bob-0123456789": "bob", "key-of-
 ANN, BOB, OPERATOR = ({"Authorization": f"Bearer {key}"} for key in KEYS)
 
 
+opened = functools.cache(open_model)  # one model for all servers of a process
+
+
 def make_service(folder, kind: str = "titans-mag", *, keys: dict[str, str] | None = None, store=None, **limits) -> Service:
     """A service with a tiny model."""
-    model, tokenizer = open_model(kind)
+    model, tokenizer = opened(kind)
     store = SessionStore(folder) if store is None else store
     service = Service(
         model,

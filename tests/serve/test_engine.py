@@ -72,9 +72,9 @@ def test_answers_in_a_batch_equal_each_answer_alone(kind):
         alone.submit(other)
         alone.rounds()
         assert other.choices[0].generated == job.choices[0].generated
-        expected = tensors(other.state)
+        expected, atol = tensors(other.state), 2e-3 if kind == "atlas-mag" else 2e-4  # Muon enlarges rounding
         for name, x in tensors(job.state).items():
-            torch.testing.assert_close(x, expected[name], atol=2e-4, rtol=2e-3, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(x, expected[name], atol=atol, rtol=2e-3, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def test_kinds_of_caches_that_are_stacked():

@@ -6,12 +6,13 @@ import os
 import sys
 
 import torch
-from serving import make_service
+from serving import make_service, opened
 
 from mnemos.serve import serve
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    opened("titans-mag")
     children = []
     for line in sys.stdin:
         if line.strip() == "fork":

@@ -36,12 +36,12 @@ class Keys:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Keys:
-        """Read a file of keys: `NAME KEY` or `KEY` per line; # begins a comment. A file that others can read is refused."""
+        """Read a file of keys: `NAME KEY` or `KEY` per line; # begins a comment. A file that everybody can read is refused."""
         file = Path(path)
         try:
             found = file.stat()
-            if os.name == "posix" and found.st_mode & 0o077:
-                raise ValueError(f"{path} can be read by other users of this machine: chmod 600 {path}")
+            if os.name == "posix" and found.st_mode & 0o007:
+                raise ValueError(f"{path} can be read by everybody on this machine: chmod 600 {path}")
             if found.st_size > MAX_FILE_BYTES:
                 raise ValueError(f"{path} has {found.st_size:,} bytes, which is too much for a file of keys")
             lines = file.read_text(encoding="utf-8").splitlines()
