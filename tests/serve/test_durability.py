@@ -112,7 +112,7 @@ def kill_often(folder, kills: int) -> None:
             for client in clients:
                 client.url = url
                 client.start()
-            target, deadline = choose.randrange(2, 14), time.monotonic() + 30
+            target, deadline = choose.randrange(2, 9), time.monotonic() + 30
             while sum(client.acknowledged for client in clients) < target and time.monotonic() < deadline:
                 time.sleep(0.002)
             time.sleep(choose.uniform(0, 0.02))
