@@ -31,7 +31,9 @@ ANN, BOB, OPERATOR = ({"Authorization": f"Bearer {key}"} for key in KEYS)
 opened = functools.cache(open_model)  # one model for all servers of a process
 
 
-def make_service(folder, kind: str = "titans-mag", *, keys: dict[str, str] | None = None, store=None, **limits) -> Service:
+def make_service(
+    folder, kind: str = "titans-mag", *, keys: dict[str, str] | None = None, store=None, **limits
+) -> Service:
     """A service with a tiny model."""
     model, tokenizer = opened(kind)
     store = SessionStore(folder) if store is None else store
@@ -81,7 +83,9 @@ class Running:
     def client(self, **options) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=60, **options)
 
-    def say(self, text: str, session: str | None = None, client: httpx.Client | None = None, **fields) -> httpx.Response:
+    def say(
+        self, text: str, session: str | None = None, client: httpx.Client | None = None, **fields
+    ) -> httpx.Response:
         """One request of chat."""
         body = {"messages": [{"role": "user", "content": text}], "max_tokens": 4, "temperature": 0} | fields
         body |= {} if session is None else {"session": session}

@@ -7,14 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import httpx
 import pytest
-from serving import open_model
 
 from mnemos.cli import main
 from mnemos.cli.serve import seconds_of, size_of
+from serving import open_model
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +47,7 @@ def test_a_server_starts_answers_and_stops(folder, tmp_path):
     _, log = process.communicate(timeout=60)
     assert process.returncode == 0
     events = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
-    assert [event["event"] for event in events][0] == "started" and events[-1]["event"] == "stopped"
+    assert events[0]["event"] == "started" and events[-1]["event"] == "stopped"
     assert "hello" not in log and "ann" not in json.dumps(events)
     assert len(list((tmp_path / "store").rglob("ann.safetensors"))) == 1
 
@@ -56,7 +55,10 @@ def test_a_server_starts_answers_and_stops(folder, tmp_path):
 def test_a_stopping_server_finishes_its_answers(folder, tmp_path):
     process, url = started(folder, "--store", str(tmp_path / "store"), "--max-tokens", "2000")
     body = {"session": "ann", "prompt": "hello", "max_tokens": 400, "stream": True}
-    with httpx.Client(base_url=url, timeout=60) as client, client.stream("POST", "/v1/completions", json=body) as answer:
+    with (
+        httpx.Client(base_url=url, timeout=60) as client,
+        client.stream("POST", "/v1/completions", json=body) as answer,
+    ):
         lines = answer.iter_lines()
         next(lines)
         process.send_signal(signal.SIGTERM)
@@ -98,15 +100,12 @@ def test_a_model_without_a_memory_or_a_used_port_is_refused(folder, tmp_path, ca
 
 
 def test_times_and_sizes():
-    assert [seconds_of("ttl", text) for text in ("90", "90s", "15m", "1.5h", "30d", "2w")] == [90, 90, 900, 5400, 2592000, 1209600]
+    assert [seconds_of("ttl", text) for text in ("90", "90s", "15m", "1.5h", "30d", "2w")] == [
+        90,
+        90,
+        900,
+        5400,
+        2592000,
+        1209600,
+    ]
     assert [size_of("quota", text) for text in ("10", "2k", "5 MB", "1.5G")] == [10, 2048, 5 * 2**20, 3 * 2**29]
-
-
-def test_start_up_takes_seconds(folder, tmp_path):
-    """The limit is generous: the machine of the tests may be busy; benchmarks/serving.py measures."""
-    began = time.monotonic()
-    process, _ = started(folder, "--store", str(tmp_path / "store"))
-    took = time.monotonic() - began
-    process.kill()
-    process.communicate()
-    assert took < 60

@@ -12,10 +12,10 @@ import time
 
 import httpx
 import pytest
-from serving import Running, Zygote, make_service, open_model, sse
 
 from mnemos.sessions import SessionStore, read_info
 from mnemos.sessions.record import read_turns
+from serving import Running, Zygote, make_service, sse
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -62,7 +62,11 @@ class Client(threading.Thread):
 
     def turn(self, client: httpx.Client, name: str) -> None:
         text = f"fact {self.random.randrange(10**9)} of {name}. "
-        body = {"session": name, "messages": [{"role": "user", "content": text}], "max_tokens": self.random.randrange(1, 6)}
+        body = {
+            "session": name,
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": self.random.randrange(1, 6),
+        }
         self.doubtful[name] = [*self.said.get(name, []), text]
         if self.random.random() < 0.5:
             answer = client.post("/v1/chat/completions", json=body)
@@ -133,7 +137,9 @@ def kill_often(folder, kills: int) -> None:
                     assert client.get(f"/v1/sessions/{name}").json()["turns"] == 2 * len(other.said[name])
         zygote.kill(pid, signal.SIGTERM)
         zygote.wait()
-        left = [path for path in folder.rglob("*") if path.is_file() and not path.name.endswith((".safetensors", ".lock"))]
+        left = [
+            path for path in folder.rglob("*") if path.is_file() and not path.name.endswith((".safetensors", ".lock"))
+        ]
         assert not left and turns >= kills / 2
     finally:
         zygote.close()
@@ -189,7 +195,7 @@ def test_a_full_disk_refuses_new_turns_and_keeps_old_ones(serve_with, monkeypatc
         assert answer.status_code == 507 and answer.json()["error"]["code"] == "storage_full"
     monkeypatch.undo()
     assert running.service.store.version("ann") == before
-    assert not [path for path in running.service.store.folder.rglob("*.part")]
+    assert not list(running.service.store.folder.rglob("*.part"))
     after = running.say("why", "ann").json()
     assert after["usage"]["prompt_tokens_details"]["cached_tokens"] == 8  # the refused turn left nothing behind
     assert running.service.metrics.value("mnemos_save_errors_total") == 1
@@ -242,8 +248,37 @@ def test_idle_sessions_cost_disk_only(serve_with):
             assert running.say("why", f"s{i}", client).json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 8
 
 
-def test_two_processes_share_a_store(tmp_path):
-    model, tokenizer = open_model("titans-mag")
+@needs_fork
+def test_two_processes_behind_a_balancer_share_a_store(tmp_path):
+    """Sessions stay with one process, until the balancer moves all of them to the other one, which goes on with them."""
+    zygote = Zygote(tmp_path / "store")
+    try:
+        servers = [zygote.fork(), zygote.fork()]
+        with httpx.Client(timeout=60) as client:
+
+            def turn(name: str, text: str, shift: int) -> dict:
+                url = servers[(int(name[1:]) + shift) % 2][1]  # affinity by the name
+                body = {"session": name, "messages": [{"role": "user", "content": text}], "max_tokens": 4}
+                return client.post(f"{url}/v1/chat/completions", json=body | {"temperature": 0}).json()
+
+            names = [f"s{i}" for i in range(6)]
+            first = {name: [turn(name, text, 0) for text in ("hello", f"{name}. ")] for name in names}
+            last = {name: turn(name, "why", 1) for name in names}
+            listed = [client.get(f"{url}/v1/sessions").json()["data"] for _, url in servers]
+        assert listed[0] == listed[1] and [entry["turns"] for entry in listed[0]] == [6] * 6
+        with Running(make_service(tmp_path / "alone")) as alone:
+            for name in names:
+                expected = [alone.say(text, name).json() for text in ("hello", f"{name}. ", "why")]
+                assert [x["choices"] for x in expected] == [x["choices"] for x in (*first[name], last[name])]
+                assert last[name]["usage"] == expected[-1]["usage"]
+        for pid, _ in servers:
+            zygote.kill(pid, signal.SIGTERM)
+            zygote.wait()
+    finally:
+        zygote.close()
+
+
+def test_a_session_that_another_server_has_continued_is_read_again(tmp_path):
     with Running(make_service(tmp_path)) as one, Running(make_service(tmp_path)) as two:
         assert one.say("hello", "ann").json()["session"]["tokens_read"] == 8
         assert two.say("why", "ann").json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 8

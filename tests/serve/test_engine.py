@@ -7,13 +7,13 @@ import threading
 
 import pytest
 import torch
-from serving import open_model
 
 from mnemos.serve import Choice, Engine, Job, Limits
 from mnemos.serve.engine import Busy
 from mnemos.serve.pace import Pace, Piece
 from mnemos.serve.rows import can_stack
 from mnemos.sessions import Dialogue, Sampling
+from serving import open_model
 
 PROMPTS = ("hello", "why?", "the key is under the mat. " * 3, "x")
 
@@ -34,7 +34,9 @@ class Recorded(Engine):
 
 def make_job(dialogue: Dialogue, text: str, count: int = 12, done=None, **options) -> Job:
     sampling = Sampling(max_new_tokens=count, **options)
-    return Job(dialogue.encode(text), None, [Choice(0, sampling, dialogue)], lambda event: None, done or (lambda job: None))
+    return Job(
+        dialogue.encode(text), None, [Choice(0, sampling, dialogue)], lambda event: None, done or (lambda job: None)
+    )
 
 
 def opened(kind: str, **limits):
@@ -52,7 +54,12 @@ def in_sixteens(left: int, is_busy: bool) -> Piece:
 def tensors(state) -> dict[str, torch.Tensor]:
     if hasattr(state, "tensors"):
         return state.tensors()
-    return {f"{i}.{n}.{k}": x for i, layer in enumerate(state.layers) for n, s in layer.items() for k, x in s.tensors().items()}
+    return {
+        f"{i}.{n}.{k}": x
+        for i, layer in enumerate(state.layers)
+        for n, s in layer.items()
+        for k, x in s.tensors().items()
+    }
 
 
 @pytest.mark.parametrize("kind", ["titans-mag", "atlas-mag", "deltanet", "transformer", "attached", "attached-window"])
@@ -142,7 +149,12 @@ def test_a_short_prompt_is_read_at_once_and_its_time_is_given_back():
     pace = Pace(256, 2.0)
     pace.step, pace.single, pace.pieces = 1.0, 1.0, {16: 5.0, 32: 5.0}
     found = [pace.piece(20, is_busy=True) for _ in range(4)]
-    assert found == [Piece(20), None, None, Piece(20)]  # 5 seconds, of which 2 belong to this step and 2 to each later one
+    assert found == [
+        Piece(20),
+        None,
+        None,
+        Piece(20),
+    ]  # 5 seconds, of which 2 belong to this step and 2 to each later one
 
 
 def test_sizes_that_took_long_once_are_tried_again():

@@ -13,10 +13,10 @@ import time
 
 import httpx
 import pytest
-from serving import ANN, KEYS, sse
 
 from mnemos.serve import Keys
 from mnemos.serve.guard import POLICY
+from serving import ANN, KEYS, sse
 
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2, "temperature": 0}
@@ -89,7 +89,15 @@ def test_keys_are_read_from_a_private_file(tmp_path):
     keys = Keys.load(file)
     assert keys.owner("Bearer key-of-ann-0123456789") == "ann" and keys.owner("bearer key-of-ann-0123456789") == "ann"
     assert keys.owner("Bearer key-without-a-name-0123").startswith("key-")
-    for header in (None, "", "Bearer", "Bearer ", "key-of-ann-0123456789", "Basic key-of-ann-0123456789", "Bearer é\udcff"):
+    for header in (
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        "key-of-ann-0123456789",
+        "Basic key-of-ann-0123456789",
+        "Bearer é\udcff",
+    ):
         assert keys.owner(header) is None
     for text in ("", "ann short", "a b c-0123456789abcdefgh", "bad/name key-of-ann-0123456789", "k" * 300):
         file.write_text(text)
@@ -115,7 +123,12 @@ def test_limits_are_answered_by_429_and_400(serve_with):
             assert time.monotonic() < deadline
         for wrong in ({"max_tokens": 5001}, {"n": 2}, {"messages": [{"role": "user", "content": "x" * 51}]}):
             assert client.post(CHAT, json=HELLO | wrong).status_code == 400, wrong
-        assert client.post(CHAT, json=HELLO | {"session": "a", "messages": [{"role": "user", "content": "x" * 51}]}).status_code == 400
+        assert (
+            client.post(
+                CHAT, json=HELLO | {"session": "a", "messages": [{"role": "user", "content": "x" * 51}]}
+            ).status_code
+            == 400
+        )
         assert client.get("/v1/sessions").json()["data"] == []
 
 
@@ -181,7 +194,24 @@ def test_shutting_down_finishes_answers_and_refuses_new_ones(serve_with):
         assert found["text"].endswith("[DONE]\n\n") and sse(found["text"])[-1]["usage"]["completion_tokens"] == 300
 
 
-NAMES = ("a" * 129, "..", ".a", "a/b", "a%2Fb", "%00", "é", "𝕏", "a b", "a\nb", "resp_x", "%ff%fe", "a" * 5000, "-", "con", "~root")
+NAMES = (
+    "a" * 129,
+    "..",
+    ".a",
+    "a/b",
+    "a%2Fb",
+    "%00",
+    "é",
+    "𝕏",
+    "a b",
+    "a\nb",
+    "resp_x",
+    "%ff%fe",
+    "a" * 5000,
+    "-",
+    "con",
+    "~root",
+)
 VALUES = (
     None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, -(2**70), 10**400, 1e308, 0.5, "", "x", "a/../b", "\ud800", "\x00", "ann",
     "𝕏" * 50, [], [[]], {}, {"a": {}}, ["x"] * 100, [None], [1, 2], "NaN", "1", [{"role": "user", "content": "hi"}],
@@ -193,7 +223,11 @@ FIELDS = (
     "tools", "response_format", "user", "metadata", "title", "id", "__proto__", "x" * 300,
 )  # fmt: skip
 PATHS = (CHAT, "/v1/completions", "/v1/responses")
-SEEDS = {CHAT: HELLO, "/v1/completions": {"prompt": "hi", "max_tokens": 2}, "/v1/responses": {"input": "hi", "max_output_tokens": 2}}
+SEEDS = {
+    CHAT: HELLO,
+    "/v1/completions": {"prompt": "hi", "max_tokens": 2},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 2},
+}
 
 
 def mutated(choose: random.Random) -> tuple[str, str, dict[str, str], bytes]:
@@ -230,11 +264,27 @@ def mutated(choose: random.Random) -> tuple[str, str, dict[str, str], bytes]:
     if roll < 0.9:
         return "POST", f"/v1/sessions/import?id={name}", {}, choose.randbytes(choose.randrange(0, 3000))
     headers |= {
-        choose.choice(("Content-Type", "Authorization", "Accept", "Content-Encoding", "Expect", "X-Other", "Range")): choose.choice(
-            ("", "x", "application/json; charset=utf-7", "gzip", "Bearer " + "x" * 5000, "bytes=0-", "100-continue", "é")
+        choose.choice(
+            ("Content-Type", "Authorization", "Accept", "Content-Encoding", "Expect", "X-Other", "Range")
+        ): choose.choice(
+            (
+                "",
+                "x",
+                "application/json; charset=utf-7",
+                "gzip",
+                "Bearer " + "x" * 5000,
+                "bytes=0-",
+                "100-continue",
+                "é",
+            )
         )
     }
-    return choose.choice(("GET", "POST", "HEAD", "OPTIONS", "BREW")), choose.choice((*PATHS, "/", "/page/x", "/metrics", "//", "/v1")), headers, b"{}"
+    return (
+        choose.choice(("GET", "POST", "HEAD", "OPTIONS", "BREW")),
+        choose.choice((*PATHS, "/", "/page/x", "/metrics", "//", "/v1")),
+        headers,
+        b"{}",
+    )
 
 
 def send_mutated(running, count: int, seed: int) -> None:
@@ -245,7 +295,9 @@ def send_mutated(running, count: int, seed: int) -> None:
     for i in range(count):
         method, path, headers, body = mutated(choose)
         try:
-            connection.putrequest(method, "".join(c if 32 < ord(c) < 127 else "%3F" for c in path), skip_accept_encoding=True)
+            connection.putrequest(
+                method, "".join(c if 32 < ord(c) < 127 else "%3F" for c in path), skip_accept_encoding=True
+            )
             for name, value in (headers | {"Content-Length": str(len(body))}).items():
                 connection.putheader(name, value.encode("latin-1"))
             connection.endheaders(body)
@@ -291,4 +343,6 @@ def test_contents_are_logged_only_if_asked_for(serve_with):
         client.get("/v1/sessions/diary")
     lines = [json.loads(line) for line in running.service.log.file.getvalue().splitlines()]
     assert "diary" not in json.dumps(lines[:-1]) and lines[-1]["path"] == "/v1/sessions/diary"
-    assert all({"time", "event", "route", "status", "ms"} <= line.keys() for line in lines if line["event"] == "request")
+    assert all(
+        {"time", "event", "route", "status", "ms"} <= line.keys() for line in lines if line["event"] == "request"
+    )

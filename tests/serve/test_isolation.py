@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from serving import ANN, BOB, KEYS, OPERATOR, Running, make_service
 
 from mnemos.sessions import Session
+from serving import ANN, BOB, KEYS, OPERATOR, Running, make_service
 
 
 def facts(owner: str, number: int) -> list[str]:

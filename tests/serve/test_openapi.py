@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+
 from serving import Running, make_service
 
 ROUTES = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from serving import ANN, BOB, KEYS, OPERATOR, sse
 
 from mnemos.sessions import Session
+from serving import ANN, BOB, KEYS, OPERATOR, sse
 
 
 def test_a_session_equals_the_same_conversation_in_python(server):

@@ -6,9 +6,9 @@ import os
 import sys
 
 import torch
-from serving import make_service, opened
 
 from mnemos.serve import serve
+from serving import make_service, opened
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
