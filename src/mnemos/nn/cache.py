@@ -124,7 +124,8 @@ class RowCache(Rows):
                 raise ValueError(f"stack: the caches differ: {first.settings()} and {other.settings()}")
             if _kinds(other) != _kinds(first):
                 raise ValueError("stack: the caches differ in shape, dtype or device")
-        joined = {name: torch.cat([c.tensors()[name] for c in caches]) for name in first.tensors()}
+        parts = [cache.tensors() for cache in caches]
+        joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         return dataclasses.replace(first, **joined)
 
 
