@@ -20,7 +20,7 @@ demo: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
 	$(BIN)/python -m pip install --quiet --no-deps jupyter-server-mathjax  # its MathJax alone is copied into the site
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "site/index.html"
 
 lint: $(STAMP)

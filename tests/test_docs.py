@@ -15,14 +15,17 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import mnemos
 from mnemos import cli
 from mnemos.cli.train import read_arguments
 from mnemos.data.readers import READERS
 from mnemos.eval import SUITES
+from mnemos.memory import NeuralMemory, NeuralMemoryConfig
 from mnemos.memory.config import GATINGS
 from mnemos.memory.features import FEATURES
 from mnemos.memory.losses import LOSSES
@@ -214,6 +217,27 @@ def test_the_api_page_has_every_public_name_with_its_description():
                 assert len(described) > 12, f"{package}.{name} has no docstring"
 
 
+@dataclasses.dataclass
+class Example:
+    decay: float = 0.999
+    name: str = "gd"
+    rows: list[int] = dataclasses.field(default_factory=list)
+    long_name_of_a_field_that_makes_the_line_long: int | None = None
+
+
+def test_signatures_are_whole():
+    def function(x: torch.Tensor, /, size: int = 3, *, work=lambda: 0, **fields: Any) -> None: ...
+
+    signature = hook().signature
+    assert signature(function) == "(x: Tensor, /, size: int = 3, *, work=..., **fields: Any) -> None"
+    lines = signature(Example).splitlines()
+    assert lines[1:4] == ["    decay: float = 0.999,", '    name: str = "gd",', "    rows: list[int] = [],"]
+    memory = signature(NeuralMemory, "NeuralMemory")
+    for field in dataclasses.fields(NeuralMemoryConfig):
+        assert f"    {field.name}: " in memory, field.name
+    assert "retain_init: float = 0.999," in memory
+
+
 def test_docstrings_keep_their_examples_and_formulas():
     def example():
         """First line.
@@ -253,6 +277,44 @@ def test_the_site_builds_without_a_warning(tmp_path):
     for page in site.glob("*.html"):
         loaded = re.findall(r"""<(?:script|link|img|iframe)[^>]*(?:src|href)="?(https?:[^">\s]+)""", page.read_text())
         assert not loaded, (page.name, loaded)
+
+
+# Phrases that confused readers, and what to write instead.
+UNCLEAR = {
+    "goes on with": "resumes, continues",
+    "go on with": "resume, continue",
+    "its start": "initial weights",
+    "learned start": "learned initial weights",
+    "what was told": "writes",
+    "is worth": "gain",
+    "silenced": "memory off",
+    "next to empty": "near zero",
+    "so many tokens": "the number",
+    "is refused": "raises an error",
+    "are refused": "raise an error",
+    "says so": "prints a warning",
+}
+RECORDS = {"log.md", "results.md"}  # dated, or made from results
+LONG_LINES = RECORDS | {"architecture.md", "attach.md"}
+
+
+def prose(page: Path) -> list[str]:
+    """Lines of text: no code, tables, headings or formulas."""
+    text = re.sub(r"```.*?```|\$\$.*?\$\$", "", page.read_text(), flags=re.DOTALL)
+    return [line for line in text.splitlines() if line.strip() and not line.startswith(("|", "#", "    ", "!["))]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name not in RECORDS], ids=lambda p: p.name)
+def test_pages_avoid_unclear_phrases(page):
+    text = page.read_text().lower()
+    assert not [f"{phrase!r}: use {better}" for phrase, better in UNCLEAR.items() if phrase in text]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name not in LONG_LINES], ids=lambda p: p.name)
+def test_a_line_of_a_page_is_one_sentence(page):
+    ends = re.compile(r"(?<![A-Z.])(?<!\beq)(?<!\bcf)[a-z0-9)`*][.?!] +(?=[A-Z][a-z ])")
+    several = [line for line in prose(page) if ends.search(re.sub(r"\([^()]*\)|`[^`]*`", "x", line))]
+    assert not several
 
 
 def test_every_page_is_in_the_menu():
