@@ -11,6 +11,9 @@ Four forecasts of the same hours are compared, by day:
 * "memory": the same network, as trained;
 * "average": no network; the mean of the same hour of earlier days of the same kind, the classical method for such data.
 
+One seed: the mean squared error is 0.43 without memory on every day, 0.47 with learning off, and with memory it falls from 0.25 on
+the first day to 0.055 on the tenth, where 0.04 is noise. The average is far worse on the first days and slightly better in the end (0.049).
+
 python examples/time_series.py
 """
 

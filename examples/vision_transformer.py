@@ -1,4 +1,4 @@
-"""A memory as a layer of a small vision transformer: it relates the patches of an image. About 40 seconds on one core.
+"""A memory as a layer of a small vision transformer: it relates the patches of an image. About 50 seconds on one core.
 
 The images are digits, drawn by this file: a bitmap of 5 x 7, enlarged, moved, slanted, and covered with noise, 28 x 28 pixels.
 A vision transformer cuts an image into 49 patches of 4 x 4 and adds the position of each. Its blocks relate the patches, and a
@@ -7,6 +7,10 @@ linear map of the last block's mean names the digit. Four networks of the same w
 * "attention": blocks of attention, the usual vision transformer;
 * "memory": the memory in the place of attention; it reads the patches row by row, first down and then up again;
 * "memory, learning off": the trained network with memory, but nothing is written at test time.
+
+One seed: after 400 steps the four recognise 64, 68, 85 and 32 % of new images. Attention learns more slowly here, and nearly closes
+the gap with time: after 2,000 steps (five minutes) they recognise 88, 95, 98 and 35 %. So the memory can replace attention in this
+network, and depends on learning at test time. That it is better than attention on larger images is not shown by this.
 
 python examples/vision_transformer.py
 """
