@@ -19,7 +19,8 @@ demo: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
-	$(BIN)/mkdocs build --strict
+	$(BIN)/python -m pip install --quiet --no-deps jupyter-server-mathjax  # its MathJax alone is copied into the site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "site/index.html"
 
 lint: $(STAMP)

@@ -5,11 +5,15 @@ A line `::: package` in a page becomes every name of that package's `__all__`: s
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import importlib
 import inspect
+import json
 import re
 from typing import Any
 
+WIDTH = 100  # of a signature on one line
 PLACE = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
 
 
@@ -32,11 +36,13 @@ def entry(module: str, name: str, thing: Any) -> str:
     head = f"### `{name}` {{ #{module}.{name} }}"
     if inspect.ismodule(thing):
         own = [(n, f) for n, f in vars(thing).items() if inspect.isfunction(f) and f.__module__ == thing.__name__]
-        public = [f"**`{name}.{n}{signature(f)}`**\n\n{text(f)}" for n, f in own if not n.startswith("_")]
+        public = [
+            f"```python\n{name}.{n}{signature(f, name)}\n```\n\n{text(f)}" for n, f in own if not n.startswith("_")
+        ]
         return "\n\n".join([head, f"A module. {text(thing)}", *public])
     if not callable(thing):
         return f"{head}\n\n{constant(thing)}"
-    parts = [head, f"```text\n{name}{signature(thing)}\n```", text(thing)]
+    parts = [head, f"```python\n{name}{signature(thing, name)}\n```", text(thing)]
     if inspect.isclass(thing):
         parts += methods(thing)
     return "\n\n".join(part for part in parts if part)
@@ -50,18 +56,89 @@ def methods(cls: type) -> list[str]:
         described = function.fget if isinstance(function, property) else function
         if name.startswith("_") or not inspect.isfunction(described) or not described.__doc__:
             continue
-        call = "" if isinstance(function, property) else signature(described)
-        found.append(f"**`.{name}{call}`**\n\n{text(described)}")
+        if isinstance(function, property):
+            found.append(f"**`.{name}`**\n\n{text(described)}")
+        else:
+            found.append(f"```python\n.{name}{signature(described, name)}\n```\n\n{text(described)}")
     return found
 
 
-def signature(thing: Any) -> str:
-    """As Python writes it, without the annotations' module names."""
+def signature(thing: Any, name: str = "") -> str:
+    """As Python writes it, with every default, without module names; one parameter per line where it is long."""
     try:
-        written = str(inspect.signature(thing))
+        found = inspect.signature(thing)
     except (TypeError, ValueError):
         return "(...)"
-    return re.sub(r"'([^']*)'(?=[,)\s]|$)", r"\1", re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", written))
+    factories = (
+        {f.name: f.default_factory for f in dataclasses.fields(thing)} if dataclasses.is_dataclass(thing) else {}
+    )
+    parameters = [parameter(p, factories.get(getattr(p, "name", ""))) for p in whole(thing, found)]
+    end = (
+        ""
+        if inspect.isclass(thing) or found.return_annotation is found.empty
+        else f" -> {short(found.return_annotation)}"
+    )
+    line = f"({', '.join(parameters)}){end}"
+    return line if len(name + line) <= WIDTH else "(\n" + "".join(f"    {p},\n" for p in parameters) + f"){end}"
+
+
+def whole(thing: Any, found: inspect.Signature) -> list[Any]:
+    """Parameters with the markers / and *; those of a config take the place of **fields."""
+    shown, before = [], None
+    listed = list(found.parameters.values())
+    if thing in fields_of():
+        own = inspect.signature(fields_of()[thing]).parameters
+        listed = [*listed[:-1], *(p.replace(kind=p.KEYWORD_ONLY) for n, p in own.items() if n not in found.parameters)]
+    for p in listed:
+        if before is not None and before.kind is p.POSITIONAL_ONLY and p.kind is not p.POSITIONAL_ONLY:
+            shown.append("/")
+        if p.kind is p.KEYWORD_ONLY and (before is None or before.kind not in (p.KEYWORD_ONLY, p.VAR_POSITIONAL)):
+            shown.append("*")
+        shown.append(p)
+        before = p
+    if before is not None and before.kind is before.POSITIONAL_ONLY:
+        shown.append("/")
+    return shown
+
+
+@functools.cache
+def fields_of() -> dict[Any, Any]:
+    """Classes whose **fields are those of a config."""
+    from mnemos.memory import NeuralMemory, NeuralMemoryConfig
+
+    return {NeuralMemory: NeuralMemoryConfig}
+
+
+def parameter(p: Any, factory: Any) -> str:
+    """One parameter: name, annotation, default. factory: makes the default of a dataclass' field."""
+    if isinstance(p, str):
+        return p
+    prefix = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
+    annotation = "" if p.annotation is p.empty else f": {short(p.annotation)}"
+    if p.default is p.empty:
+        return prefix + p.name + annotation
+    has_factory = factory not in (None, dataclasses.MISSING)
+    return f"{prefix}{p.name}{annotation}{' = ' if annotation else '='}{made_by(factory) if has_factory else default(p.default)}"
+
+
+def short(annotation: Any) -> str:
+    """An annotation without module names and quotes."""
+    written = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return re.sub(r"\b(?:[A-Za-z_]\w*\.)+(\w+)", r"\1", written.replace("'", "")).replace("NoneType", "None")
+
+
+def made_by(factory: Any) -> str:
+    """The call that makes a default; a lambda is called, to show the value that it returns."""
+    return default(factory()) if factory in (list, dict) or factory.__name__ == "<lambda>" else f"{factory.__name__}()"
+
+
+def default(value: Any) -> str:
+    """A default as Python writes it; of a function or class, the name."""
+    if inspect.isfunction(value) or inspect.isclass(value):
+        return "..." if value.__name__ == "<lambda>" else value.__name__
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    return re.sub(r"<([\w.]+)[^<>]* at 0x[0-9a-f]+>", r"<\1>", repr(value))
 
 
 def text(thing: Any) -> str:

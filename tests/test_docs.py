@@ -8,20 +8,24 @@ import doctest
 import functools
 import importlib
 import importlib.util
+import json
 import pkgutil
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import mnemos
 from mnemos import cli
 from mnemos.cli.train import read_arguments
 from mnemos.data.readers import READERS
 from mnemos.eval import SUITES
+from mnemos.memory import NeuralMemory, NeuralMemoryConfig
 from mnemos.memory.config import GATINGS
 from mnemos.memory.features import FEATURES
 from mnemos.memory.losses import LOSSES
@@ -94,8 +98,8 @@ def test_the_examples_in_docstrings_run(name):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_to_other_pages_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#:]+)[^)]*\)", page.read_text()):
-        assert (page.parent / target).exists(), target
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if commands(p)], ids=lambda p: p.name)
@@ -161,8 +165,38 @@ def test_completion_knows_the_commands(capsys):
         assert name in printed
 
 
-def reference():
-    spec = importlib.util.spec_from_file_location("api_reference", ROOT / "docs" / "api_reference.py")
+def notebook() -> dict:
+    return json.loads((ROOT / "docs" / "tutorial.ipynb").read_text())
+
+
+def test_the_cells_of_the_tutorial_run(capsys, monkeypatch):
+    matplotlib = pytest.importorskip("matplotlib", reason="the extra plots is not installed")
+    matplotlib.use("Agg")
+    names: dict = {"__name__": "__main__"}
+    for number, cell in enumerate(notebook()["cells"]):
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), f"tutorial, cell {number}", "exec"), names)
+    assert names["accuracy"][True] > 0.9 > 0.5 > names["accuracy"][False]
+    printed = capsys.readouterr().out
+    kept = [o for cell in notebook()["cells"] for o in cell.get("outputs", ())]
+    streams = "".join("".join(output["text"]) for output in kept if output["output_type"] == "stream")
+    digits = re.compile(r"[\d.,e-]+")
+    assert digits.sub("", printed) == digits.sub(
+        "", streams
+    )  # the notebook shows what its cells print, but for numbers
+
+
+def test_the_notebook_is_valid_and_without_errors():
+    nbformat = pytest.importorskip("nbformat", reason="the extra docs is not installed")
+    nbformat.validate(nbformat.from_dict(notebook()))
+    code = [cell for cell in notebook()["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["execution_count"] for cell in code)
+    assert not [o for cell in code for o in cell["outputs"] if o["output_type"] == "error" or o.get("name") == "stderr"]
+
+
+def hook(name: str = "api_reference"):
+    """A module of docs/, which mkdocs calls while it builds the site."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -170,7 +204,7 @@ def reference():
 
 
 def test_the_api_page_has_every_public_name_with_its_description():
-    made = reference().on_page_markdown((ROOT / "docs" / "api.md").read_text())
+    made = hook().on_page_markdown((ROOT / "docs" / "api.md").read_text())
     assert ":::" not in made
     packages = re.findall(r"^## (\S+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
     public = [name for name in MODULES if hasattr(importlib.import_module(name), "__path__")]
@@ -181,6 +215,27 @@ def test_the_api_page_has_every_public_name_with_its_description():
             described = re.sub(r"```.*?```", "", entry.partition("\n### ")[0], flags=re.DOTALL).strip()
             if package != "mnemos.compat":  # names of others, which say themselves what they are
                 assert len(described) > 12, f"{package}.{name} has no docstring"
+
+
+@dataclasses.dataclass
+class Example:
+    decay: float = 0.999
+    name: str = "gd"
+    rows: list[int] = dataclasses.field(default_factory=list)
+    long_name_of_a_field_that_makes_the_line_long: int | None = None
+
+
+def test_signatures_are_whole():
+    def function(x: torch.Tensor, /, size: int = 3, *, work=lambda: 0, **fields: Any) -> None: ...
+
+    signature = hook().signature
+    assert signature(function) == "(x: Tensor, /, size: int = 3, *, work=..., **fields: Any) -> None"
+    lines = signature(Example).splitlines()
+    assert lines[1:4] == ["    decay: float = 0.999,", '    name: str = "gd",', "    rows: list[int] = [],"]
+    memory = signature(NeuralMemory, "NeuralMemory")
+    for field in dataclasses.fields(NeuralMemoryConfig):
+        assert f"    {field.name}: " in memory, field.name
+    assert "retain_init: float = 0.999," in memory
 
 
 def test_docstrings_keep_their_examples_and_formulas():
@@ -196,12 +251,14 @@ def test_docstrings_keep_their_examples_and_formulas():
         """
 
     expected = "First line.\n\n```text\n    W = W + S\n```\n\nAfter.\n\n```text\n>>> 1 + 1\n2\n```"
-    assert reference().text(example) == expected
+    assert hook().text(example) == expected
 
 
 def test_the_site_builds_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs", reason="the extra docs is not installed")
     pytest.importorskip("material", reason="the extra docs is not installed")
+    if hook("formulas").source() is None:
+        pytest.skip("jupyter-server-mathjax is not installed; `make docs` installs it")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(tmp_path / "site")],
         cwd=ROOT,
@@ -209,9 +266,55 @@ def test_the_site_builds_without_a_warning(tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    page = (tmp_path / "site" / "api.html").read_text()
-    assert "mnemos.memory.NeuralMemory" in page
-    assert (tmp_path / "site" / "images" / "demo-recall.png").exists()
+    site = tmp_path / "site"
+    assert "mnemos.memory.NeuralMemory" in (site / "api.html").read_text()
+    assert (site / "images" / "demo-recall.png").exists()
+    tutorial = (site / "tutorial.html").read_text()
+    assert "with test-time learning 99%" in tutorial and (site / "images" / "tutorial-0.png").exists()
+    # Opened as files: search has its index as a script, formulas have MathJax, and nothing is loaded from a network.
+    assert (site / "search" / "search_index.js").read_text().startswith("var __index")
+    assert (site / "mathjax" / "MathJax.js").exists() and "arithmatex" in (site / "memory.html").read_text()
+    for page in site.glob("*.html"):
+        loaded = re.findall(r"""<(?:script|link|img|iframe)[^>]*(?:src|href)="?(https?:[^">\s]+)""", page.read_text())
+        assert not loaded, (page.name, loaded)
+
+
+# Phrases that confused readers, and what to write instead.
+UNCLEAR = {
+    "goes on with": "resumes, continues",
+    "go on with": "resume, continue",
+    "its start": "initial weights",
+    "learned start": "learned initial weights",
+    "what was told": "writes",
+    "is worth": "gain",
+    "silenced": "memory off",
+    "next to empty": "near zero",
+    "so many tokens": "the number",
+    "is refused": "raises an error",
+    "are refused": "raise an error",
+    "says so": "prints a warning",
+}
+RECORDS = {"log.md", "results.md"}  # dated, or made from results
+LONG_LINES = RECORDS | {"architecture.md", "attach.md"}
+
+
+def prose(page: Path) -> list[str]:
+    """Lines of text: no code, tables, headings or formulas."""
+    text = re.sub(r"```.*?```|\$\$.*?\$\$", "", page.read_text(), flags=re.DOTALL)
+    return [line for line in text.splitlines() if line.strip() and not line.startswith(("|", "#", "    ", "!["))]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name not in RECORDS], ids=lambda p: p.name)
+def test_pages_avoid_unclear_phrases(page):
+    text = page.read_text().lower()
+    assert not [f"{phrase!r}: use {better}" for phrase, better in UNCLEAR.items() if phrase in text]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name not in LONG_LINES], ids=lambda p: p.name)
+def test_a_line_of_a_page_is_one_sentence(page):
+    ends = re.compile(r"(?<![A-Z.])(?<!\beq)(?<!\bcf)[a-z0-9)`*][.?!] +(?=[A-Z][a-z ])")
+    several = [line for line in prose(page) if ends.search(re.sub(r"\([^()]*\)|`[^`]*`", "x", line))]
+    assert not several
 
 
 def test_every_page_is_in_the_menu():

@@ -15,9 +15,9 @@ def export(
     average: bool = False,
     allow_missing: bool = False,
 ) -> None:
-    """Write the model of a run as a transformers folder.
+    """Write the model of a run as a transformers folder, with a model card (README.md).
 
-    Any number of processes may have trained it.
+    Any number of processes may have trained it. The card contains the run's eval.json if it was measured on the exported weights.
 
     Args:
         run: folder of the run.

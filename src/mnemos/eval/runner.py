@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.tasks.background import is_text, text_files
+from ..models.fingerprint import fingerprint as fingerprint
 from .files import read_json, write_json
 from .model_adapter import LanguageModel
 from .settings import EvalSettings
@@ -106,13 +107,3 @@ def stamp(path: str) -> str:
     files = text_files(place) if os.path.isdir(path) else [place] if os.path.isfile(path) else []
     about = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.sha256(repr(about).encode()).hexdigest()[:16]
-
-
-def fingerprint(model: Any) -> str:
-    """A fingerprint of a model's weights: equal for equal weights, almost surely different for others."""
-    digest = hashlib.sha256(type(model).__name__.encode())
-    parameters = model.named_parameters() if hasattr(model, "named_parameters") else ()
-    for name, parameter in parameters:
-        x = parameter.detach().float()
-        digest.update(f"{name}{tuple(x.shape)}{x.sum().item()!r}{x.abs().sum().item()!r}".encode())
-    return digest.hexdigest()[:16]

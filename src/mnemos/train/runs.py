@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from filelock import BaseFileLock, FileLock, Timeout
 
-from ..atomic_io import part_of
+from ..atomic_io import part_of, write_text
 from ..deprecation import old_names
 from .checkpoints import checkpoint_steps, problem_of, read_tensors_into, tensor_shapes
 from .config import TrainConfig
@@ -231,11 +231,12 @@ def export(
     average: bool = False,
     allow_missing: bool = False,
 ) -> Path:
-    """Write a transformers folder, atomically: config with use_cache, safetensors weights, tokenizer."""
+    """Write a transformers folder, atomically: config with use_cache, safetensors weights, tokenizer, model card."""
     import uuid
 
     from ..models.remote import add_remote_code
     from .files import sync_folder
+    from .model_card import model_card
 
     out = Path(out)
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
@@ -251,6 +252,7 @@ def export(
         for file in (Path(run) / "tokenizer").glob("*"):
             if file.is_file():
                 shutil.copy(file, part / file.name)
+        write_text(part / "README.md", model_card(run, find_checkpoint(run, checkpoint), model, average))
         sync_folder(part, files=True)
         if out.exists():
             out.rmdir()
