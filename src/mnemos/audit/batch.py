@@ -1,0 +1,71 @@
+"""`batch` and `padding`: a row gives the same logits alone, beside others, in another place, and behind padding."""
+
+from __future__ import annotations
+
+import torch
+
+from .caching import kind_of
+from .probe import Probe, changes, difference
+from .registry import FAIL, Outcome, failed, not_applicable, passed, register_check
+
+ROWS = 3
+PADDED_STEPS = 3  # tokens read one by one behind a padded prompt
+
+
+@register_check("batch", "rows do not depend on each other: beside other rows, alone, and in another order", ["calls"])
+def batch(probe: Probe) -> Outcome:
+    model, ids = probe.own, probe.ids(ROWS)
+    changed = torch.cat([ids[:1], probe.other(ids)[1:]])
+    worst = changes(model.logits(changed)[0], model.logits(ids)[0])
+    if worst:
+        return failed("the logits of a row change with the tokens of the rows beside it", worst, 0.0)
+    if model.has_state:
+        cut = probe.length // 2
+        first, second = (
+            model.step(x[:, cut:], model.step(x[:, :cut])[1])[0][0] for x in (ids, changed)
+        )  # the state, too, is of one row
+        if worst := changes(second, first):
+            return failed("with a state, the logits of a row change with the tokens of the rows beside it", worst, 0.0)
+    probe.tick()
+    number, most = 0.0, 1.0
+    for model, limit in probe.subjects():
+        together = model.logits(ids)
+        alone = torch.cat([model.logits(ids[i : i + 1]) for i in range(ROWS)])
+        turned = model.logits(ids.roll(1, 0)).roll(-1, 0)
+        for how, found in (("alone", alone), ("in another order", turned)):
+            new = difference(found, together)
+            if new > limit:
+                return failed(f"rows {how} differ from rows together ({kind_of(model)})", new, limit)
+            number, most = max((number, most), (new, limit), key=lambda pair: pair[0] / pair[1])
+        probe.tick()
+    return passed("other rows change no bit; alone and in another order the logits are the same", number, most)
+
+
+@register_check("padding", "left padding changes nothing, in the first call and behind it", ["batch"])
+def padding(probe: Probe) -> Outcome:
+    """Rows of different lengths behind padding, with an attention_mask, and position_ids as `generate` of transformers gives them."""
+    if not probe.own.has_mask:
+        return not_applicable("forward has no attention_mask")
+    lengths = [probe.length - min(5, probe.length // 4), probe.length // 2 + 1, probe.length]
+    goes_on = probe.own.has_state and probe.status_of("cached") not in (FAIL, None)
+    number, most = 0.0, 1.0
+    for model, limit in probe.subjects():
+        ids = probe.ids(ROWS)
+        mask = torch.stack([torch.arange(probe.length) >= probe.length - n for n in lengths]).long()
+        padded = ids.masked_fill(mask == 0, min(model.special_ids, default=0))
+        ways = [("in one call", model.logits(padded, mask))]
+        if goes_on:
+            sizes = [probe.length - PADDED_STEPS] + [1] * PADDED_STEPS
+            ways.append(("token by token behind it", model.in_pieces(padded, sizes, mask)))
+        for row, n in enumerate(lengths):
+            alone = model.logits(ids[row : row + 1, probe.length - n :])
+            for how, found in ways:
+                new = difference(found[row : row + 1, probe.length - n :], alone)
+                if new > limit:
+                    text = f"{probe.length - n} tokens of padding change the logits {how} ({kind_of(model)})"
+                    return failed(text, new, limit)
+                number, most = max((number, most), (new, limit), key=lambda pair: pair[0] / pair[1])
+        probe.tick()
+    shown = ", ".join(str(probe.length - n) for n in lengths)
+    behind = " and token by token behind it" if goes_on else ""
+    return passed(f"rows with {shown} tokens of padding, in one call{behind}", number, most)
