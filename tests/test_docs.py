@@ -19,6 +19,7 @@ import pytest
 
 import mnemos
 from mnemos import cli
+from mnemos.audit import CHECKS
 from mnemos.cli.train import read_arguments
 from mnemos.data.readers import READERS
 from mnemos.eval import SUITES
@@ -52,6 +53,7 @@ def registries():
         RULES,
         RETENTIONS,
         GATINGS,
+        CHECKS,
     )
     changed += (BLOCKS, GATES)
     before = [(registry, dict(registry)) for registry in changed]

@@ -6,6 +6,7 @@ Shapes: B rows, T tokens, V vocabulary.
 from __future__ import annotations
 
 import copy
+import functools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,6 +21,7 @@ from .subject import Subject
 
 TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-3}  # transformers keeps parts of a float64 model in float32
 COARSE = 0.1  # of bfloat16 and float16
+AMPLIFIED, MOST = 10.0, 0.3  # times the rounding error of one call; a difference that is never rounding
 LARGE = 20_000_000  # parameters, from which on fewer tokens and positions are tried
 LENGTHS, POSITIONS = (512, 192), (48, 12)  # most of a small and of a large model
 LEAST_LENGTH = 32
@@ -71,10 +73,11 @@ class Probe:
             return self.own
         try:
             wide = Subject(copy.deepcopy(model).double().eval())
-            same = torch.isfinite(wide.logits(self.ids(1, 4))).all()
+            ids, mask = self.ids(1, 8), torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1]])
+            found = [wide.logits(ids)] + ([wide.logits(ids, mask)[:, 4:]] if wide.has_mask else [])
         except Exception:  # a stranger's model may raise anything in a precision that it was not made for
             return self.own
-        return wide if bool(same) else self.own
+        return wide if all(bool(torch.isfinite(x).all()) for x in found) else self.own
 
     def _length(self) -> int:
         most = LENGTHS[self.is_large]
@@ -83,14 +86,21 @@ class Probe:
         return found if limit is None else max(2, min(found, limit))
 
     def subjects(self) -> Iterator[tuple[Subject, float]]:
-        """The model as it is and in float64, each with the tolerance of its precision, relative to the scale of the logits."""
+        """The model in float64 and as it is, each with the tolerance of its precision, relative to the scale of the logits."""
         for subject in dict.fromkeys((self.wide, self.own)):
             yield subject, self.tolerance(subject)
 
-    @staticmethod
-    def tolerance(subject: Subject) -> float:
+    def tolerance(self, subject: Subject) -> float:
+        """That of the precision; below float64, ten times the error that rounding makes in one call, if that is more."""
         kinds = {p.dtype for p in subject.parameters() if p.dtype.is_floating_point} or {subject.dtype}
-        return max(TOLERANCES.get(kind, COARSE) for kind in kinds)
+        known = max(TOLERANCES.get(kind, COARSE) for kind in kinds)
+        return known if subject is self.wide else max(known, min(AMPLIFIED * self.rounding, MOST))
+
+    @functools.cached_property
+    def rounding(self) -> float:
+        """The error of one call in the model's own precision: its difference from float64."""
+        ids = self.ids(2)
+        return difference(self.own.logits(ids).cpu(), self.wide.logits(ids).cpu())
 
     def ids(self, rows: int, length: int | None = None, seed: int = 0) -> Tensor:
         """Random tokens (B, T). The second half of a row repeats the first, so that there is something to recall."""

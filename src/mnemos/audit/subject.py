@@ -66,7 +66,8 @@ class Subject:
     def special_ids(self) -> set[int]:
         """Ids that texts do not contain."""
         found = [getattr(self.config, name, None) for name in SPECIAL_IDS]
-        return {i for x in found for i in (x if isinstance(x, list | tuple) else [x]) if type(i) is int}
+        ids = {i for x in found for i in (x if isinstance(x, list | tuple) else [x]) if type(i) is int}
+        return {i for i in ids if 0 <= i < self.vocab_size}
 
     @torch.no_grad()
     def logits(self, ids: Tensor, mask: Tensor | None = None, use_cache: bool = False) -> Tensor:
@@ -85,11 +86,15 @@ class Subject:
         """
         return self._call(ids, state, mask, True)
 
-    def in_pieces(self, ids: Tensor, sizes: Sequence[int], mask: Tensor | None = None) -> Tensor:
-        """ids (B, T), read in calls of these many tokens -> (B, T, V)."""
+    def in_pieces(self, ids: Tensor, sizes: Sequence[int], mask: Tensor | None = None, whole: bool = True) -> Tensor:
+        """ids (B, T), read in calls of these many tokens -> (B, T, V).
+
+        mask: (B, T). whole: later calls get the mask of all tokens so far, as attention needs it; else of the first call alone, as
+        `generate` of transformers does it for recurrent models.
+        """
         state, start, parts = None, 0, []
         for size in sizes:
-            seen = None if mask is None else mask[:, : start + size]
+            seen = None if mask is None or (start and not whole) else mask[:, : start + size]
             logits, state = self.step(ids[:, start : start + size], state, seen)
             parts.append(logits)
             start += size
