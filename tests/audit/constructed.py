@@ -261,9 +261,8 @@ class Echo(nn.Module):
         self.switched_off: str | None = None
 
     def forward(self, ids: Tensor) -> Tensor:
-        B, T = ids.shape
         logits = F.one_hot(ids, self.vocab).to(self.sharp) * 0.01
-        for row in range(B):
+        for row in range(len(ids)):
             logits[row] += self.sharp * self.votes(ids[row].tolist())
         return logits
 

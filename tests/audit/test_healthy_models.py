@@ -11,12 +11,16 @@ import torch
 import transformers
 from small_models import attached, llama, preset
 
-from mnemos.audit import run
+from mnemos import audit
 
 TINY = {"vocab_size": 61, "num_hidden_layers": 2}
 PRESETS = ["titans-mag", "titans-mac", "titans-lmm", "omeganet", "atlas-mag", "deltanet", "deeptransformer", "swa"]
 OTHERS = ["titans-mal", "atlas", "atlas++", "atlas-mac", "dla", "qk-mag", "retnet", "ttt-mlp", "memora", "transformer"]
 STANDARD = {"calls", "causality", "loss", "cached", "splits", "batch", "padding", "swap", "state", "gradients"}
+
+
+def run(model, **options):
+    return audit.run(model, length=32, **options)
 
 
 def gpt2():

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .caching import kind_of
-from .probe import Probe, changes, difference
+from .probe import Probe, changes, closest, difference
 from .registry import FAIL, Outcome, failed, not_applicable, passed, register_check
 from .subject import Subject
 
@@ -29,7 +29,7 @@ def batch(probe: Probe) -> Outcome:
         if worst := changes(second, first):
             return failed("with a state, the logits of a row change with the tokens of the rows beside it", worst, 0.0)
     probe.tick()
-    number, most = 0.0, 1.0
+    seen: list[tuple[float, float]] = []
     for model, limit in probe.subjects():
         together = model.logits(ids)
         alone = torch.cat([model.logits(ids[i : i + 1]) for i in range(ROWS)])
@@ -38,9 +38,9 @@ def batch(probe: Probe) -> Outcome:
             new = difference(found, together)
             if new > limit:
                 return failed(f"rows {how} differ from rows together ({kind_of(model)})", new, limit)
-            number, most = max((number, most), (new, limit), key=lambda pair: pair[0] / pair[1])
+            seen.append((new, limit))
         probe.tick()
-    return passed("other rows change no bit; alone and in another order the logits are the same", number, most)
+    return passed("other rows change no bit; alone and in another order the logits are the same", *closest(seen))
 
 
 @register_check("padding", "left padding changes nothing, in the first call and behind it", ["causality", "batch"])
@@ -50,7 +50,7 @@ def padding(probe: Probe) -> Outcome:
         return not_applicable("forward has no attention_mask")
     lengths = [probe.length - min(5, probe.length // 4), probe.length // 2 + 1, probe.length]
     goes_on = probe.own.has_state and probe.status_of("cached") not in (FAIL, None) and "cached" not in probe.blocked
-    number, most = 0.0, 1.0
+    seen: list[tuple[float, float]] = []
     for model, limit in probe.subjects():
         ids = probe.ids(ROWS)
         mask = torch.stack([torch.arange(probe.length) >= probe.length - n for n in lengths]).long()
@@ -68,11 +68,11 @@ def padding(probe: Probe) -> Outcome:
         for how, (new, tokens) in ways.items():
             if new > limit:
                 return failed(f"{tokens} tokens of padding change the logits {how} ({kind_of(model)})", new, limit)
-            number, most = max((number, most), (new, limit), key=lambda pair: pair[0] / pair[1])
+            seen.append((new, limit))
         probe.tick()
     shown = ", ".join(str(probe.length - n) for n in lengths)
     behind = " and token by token behind it" if goes_on else ""
-    return passed(f"rows with {shown} tokens of padding, in one call{behind}", number, most)
+    return passed(f"rows with {shown} tokens of padding, in one call{behind}", *closest(seen))
 
 
 def _behind(model: Subject, padded: Tensor, mask: Tensor, worst, limit: float) -> tuple[float, int]:

@@ -13,7 +13,9 @@ from .registry import Outcome, failed, passed, register_check
 PLACES_WITH_STATE = 8
 
 
-@register_check("causality", "no logit depends on a later token: exactly 0.0, at edges of chunks and inside them", ["calls"])
+@register_check(
+    "causality", "no logit depends on a later token: exactly 0.0, at edges of chunks and inside them", ["calls"]
+)
 def causality(probe: Probe) -> Outcome:
     """Tokens from t on are replaced; the logits before t must keep every bit. One row, so that no other row can interfere."""
     model, ids = probe.own, probe.ids(1)
@@ -25,7 +27,6 @@ def causality(probe: Probe) -> Outcome:
         ways.append(("with a cache", cut, lambda x: model.step(x[:, cut:], model.step(x[:, :cut])[1])[0], behind))
     missed = [size for size in probe.sizes if size >= probe.length]
     note = f"; {missed[0]} tokens of a window or chunk are not reached: --length {5 * missed[0] // 2}" if missed else ""
-    tested = 0
     for name, cut, read, chosen in ways:
         before = read(ids)
         for t in chosen:
@@ -37,5 +38,5 @@ def causality(probe: Probe) -> Outcome:
                 text = f"{name}, logits of token {i} change with tokens from {t} on, of {probe.length}"
                 return failed(text, worst, 0.0, token=i, changed_from=t, length=probe.length)
             probe.tick()
-        tested += len(chosen)
-    return passed(f"{tested} positions of {probe.length} tokens{note}", 0.0, 0.0, positions=places)
+    tested = ", ".join(f"{len(chosen)} {name}" for name, _, _, chosen in ways if chosen)
+    return passed(f"positions: {tested}, of {probe.length} tokens{note}", 0.0, 0.0, positions=places)

@@ -71,7 +71,9 @@ def memory(probe: Probe) -> Outcome:
         zero = "; its gates are 0, as before training" if _gates_are_zero(model.model) else ""
         return failed(f"the memory does nothing: logits change {numbers} of their scale{zero}", least, limit, **found)
     if after > limit:
-        return failed(f"after the knock-outs the logits differ by {after:.1e}: they leave traces", after, limit, **found)
+        return failed(
+            f"after the knock-outs the logits differ by {after:.1e}: they leave traces", after, limit, **found
+        )
     return passed(", ".join(f"{MEANING.get(w, w)} {number:.1e}" for w, number in found.items()), least, limit, **found)
 
 

@@ -65,7 +65,9 @@ def chance_of(right: int, of: int) -> float:
     return math.fsum(math.comb(of, k) * p**k * (1 - p) ** (of - k) for k in range(right, of + 1))
 
 
-@register_check("needle", "a fact beyond the reach of attention is recalled, and only because it was written", ["batch"])
+@register_check(
+    "needle", "a fact beyond the reach of attention is recalled, and only because it was written", ["batch"]
+)
 def needle(probe: Probe) -> Outcome:
     if probe.tokenizer is None:
         return not_applicable("there is no tokenizer for texts")
@@ -114,7 +116,10 @@ def needle(probe: Probe) -> Outcome:
         text = f"{said}, but {unwritten} also if nothing is written: the recall is not the memory's"
         return failed(text, unwritten / count, 1 / OPTIONS, **scores)
     return passed(
-        f"{said}, {shuffled} with shuffled answers, {unwritten} with nothing written", far / count, 1 / OPTIONS, **scores
+        f"{said}, {shuffled} with shuffled answers, {unwritten} with nothing written",
+        far / count,
+        1 / OPTIONS,
+        **scores,
     )
 
 

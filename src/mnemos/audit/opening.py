@@ -50,5 +50,7 @@ def made_by(name: str, module: str, function: str) -> tuple[Any, Any]:
     made = maker()
     model, tokenizer = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not callable(model):
-        raise ValueError(f"{name:.200} returns a {type(made).__name__}, but must return a model, or a model and a tokenizer")
+        raise ValueError(
+            f"{name:.200} returns a {type(made).__name__}, but must return a model, or a model and a tokenizer"
+        )
     return model, tokenizer

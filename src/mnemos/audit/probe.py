@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ COARSE = 0.1  # of bfloat16 and float16
 AMPLIFIED, MOST = 10.0, 0.3  # times the rounding error of one call; a difference that is never rounding
 LARGE = 20_000_000  # parameters, from which on fewer tokens and positions are tried
 LENGTHS, POSITIONS = (512, 192), (48, 12)  # most of a small and of a large model
-LEAST_LENGTH = 32
+LEAST_LENGTH, UNKNOWN_LENGTH = 64, 160  # of a model whose config names windows or chunks, and of another one
 
 
 class Probe:
@@ -80,8 +80,8 @@ class Probe:
         return wide if all(bool(torch.isfinite(x).all()) for x in found) else self.own
 
     def _length(self) -> int:
-        most = LENGTHS[self.is_large]
-        found = self.settings.length or min(most, max(LEAST_LENGTH, *(5 * size // 2 for size in [0, *self.sizes])))
+        usual = max(LEAST_LENGTH, 5 * max(self.sizes) // 2) if self.sizes else UNKNOWN_LENGTH
+        found = self.settings.length or min(LENGTHS[self.is_large], usual)
         limit = self.own.max_length
         return found if limit is None else max(2, min(found, limit))
 
@@ -139,6 +139,15 @@ class Probe:
             cuts |= {cut, min(self.length - 1, cut + 1)} if draw.random() < 0.3 else {cut}
         places = [0, *sorted(cuts), self.length]
         return [b - a for a, b in zip(places, places[1:])]
+
+
+def closest(pairs: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """Of pairs (number, limit), the one that comes closest to its limit, or exceeds it most.
+
+    >>> closest([(0.5, 10.0), (0.2, 1.0)])
+    (0.2, 1.0)
+    """
+    return max(pairs, key=lambda pair: (pair[0] / pair[1], -pair[1]))
 
 
 def difference(found: Tensor, expected: Tensor) -> float:

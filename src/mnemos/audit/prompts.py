@@ -42,7 +42,7 @@ class Prompt:
         return re.search(rf"(?<!\w){wanted}(?!\w)", rest, re.IGNORECASE) is not None
 
 
-def read_prompts(source: str | os.PathLike | Iterable[Mapping[str, Any]]) -> list[Prompt]:
+def read_prompts(source: str | os.PathLike | Iterable[Mapping[str, Any] | Prompt]) -> list[Prompt]:
     """Prompts from a file of JSON lines, or from dictionaries, with "prompt", "answer" and, optionally, "needle"."""
     if isinstance(source, str | os.PathLike):
         path = Path(source)
@@ -51,10 +51,14 @@ def read_prompts(source: str | os.PathLike | Iterable[Mapping[str, Any]]) -> lis
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(f"prompts={str(path)!r:.200} is larger than {MAX_BYTES >> 20} MiB")
         text = path.read_bytes().decode("utf-8", errors="replace")
-        items = [(f"{path.name}:{i}", parse_json(line, f"{path.name}:{i}")) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
+        items = [
+            (f"{path.name}:{i}", parse_json(line, f"{path.name}:{i}"))
+            for i, line in enumerate(text.split("\n"), 1)
+            if line.strip()
+        ]
     else:
         items = [(f"prompt {i}", item) for i, item in enumerate(source, 1)]
-    return [_prompt(place, item) for place, item in items]
+    return [item if isinstance(item, Prompt) else _prompt(place, item) for place, item in items]
 
 
 def _prompt(place: str, item: Any) -> Prompt:

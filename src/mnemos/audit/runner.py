@@ -18,7 +18,7 @@ from ..choices import unknown
 from . import checks as _registered  # noqa: F401 — importing it registers the checks of the package
 from .caching import kind_of
 from .probe import Probe
-from .prompts import read_prompts
+from .prompts import Prompt, read_prompts
 from .registry import CHECKS as CHECKS
 from .registry import FAIL, Check, Outcome, choose, failed, not_applicable, with_needs
 from .result import AuditResult, Row
@@ -33,7 +33,7 @@ def run(
     tokenizer: Any = None,
     checks: Sequence[str] | None = None,
     settings: AuditSettings | None = None,
-    prompts: str | os.PathLike | Iterable[Mapping[str, Any]] | None = None,
+    prompts: str | os.PathLike | Iterable[Mapping[str, Any] | Prompt] | None = None,
     name: str | None = None,
     report: OnCheck | None = None,
     tick: Callable[[], object] | None = None,
@@ -76,7 +76,9 @@ def run(
     return AuditResult(about, list(rows.values()))
 
 
-def assert_passes(model: Any, tokenizer: Any = None, checks: Sequence[str] | None = None, **options: Any) -> AuditResult:
+def assert_passes(
+    model: Any, tokenizer: Any = None, checks: Sequence[str] | None = None, **options: Any
+) -> AuditResult:
     """Audit a model inside a test: raises an AssertionError that lists every failed check. Arguments as those of `run`.
 
     >>> assert_passes(lambda input_ids: torch.eye(20)[input_ids.roll(-1, 1)], checks=["causality"], length=16)
@@ -133,7 +135,9 @@ def _outcome(check: Check, probe: Probe) -> Outcome:
 def command_of(check: str, settings: AuditSettings, name: str | None) -> str:
     """The command, or without a name the call, that repeats one check with the same settings."""
     changed = {
-        f.name: getattr(settings, f.name) for f in dataclasses.fields(settings) if getattr(settings, f.name) != f.default
+        f.name: getattr(settings, f.name)
+        for f in dataclasses.fields(settings)
+        if getattr(settings, f.name) != f.default
     }
     if name is None:
         options = "".join(f", {key}={value!r}" for key, value in changed.items())

@@ -35,7 +35,9 @@ def state(probe: Probe) -> Outcome:
     promised = probe.settings.state if probe.settings.state != "auto" else promise(model.model, held)
     last = round(rates[-1], 3)
     if not any(rates):
-        return passed(f"constant: {sizes[unit]:,} bytes at {unit:,} and at {lengths[-1]:,} tokens", 0.0, 0.0, bytes=sizes)
+        return passed(
+            f"constant: {sizes[unit]:,} bytes at {unit:,} and at {lengths[-1]:,} tokens", 0.0, 0.0, bytes=sizes
+        )
     if promised == "constant":
         return failed(f"a constant state is promised, but it grows: {shown}", last, 0.0, bytes=sizes)
     if rates[-1] == 0:

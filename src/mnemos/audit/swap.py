@@ -34,7 +34,9 @@ def swap(probe: Probe) -> Outcome:
         return not_applicable("the rows of its state cannot be exchanged: give it reorder_cache or select")
     matters = difference(own, expected)
     if matters <= limit:
-        return failed(f"other states change the logits by {matters:.1e} alone: the state carries nothing", matters, limit)
+        return failed(
+            f"other states change the logits by {matters:.1e} alone: the state carries nothing", matters, limit
+        )
     number = difference(found, expected)
     text = f"exchanged states move the logits by {matters:.1e} of their scale"
     if number > limit:

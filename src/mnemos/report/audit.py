@@ -19,8 +19,8 @@ AUDIT_CSS = """
 .audit code { display: block; margin-top: 3px; color: var(--soft); font: .78rem/1.4 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; overflow-wrap: anywhere; }
 .audit .about { color: var(--soft); font-size: .82rem; } .tile.good b { color: var(--good); } .tile.bad b { color: var(--bad); }
 @media (max-width: 640px) {
-  .audit tr { padding: 10px 0; } .audit td { padding: 1px 0; } .audit .finding { display: block; }
-  .audit .name::before, .audit .finding::before { content: none; } .audit .name { font-size: 1rem; }
+  .audit tr { padding: 10px 0; } .audit td { padding: 1px 0; } .audit .found { display: block; }
+  .audit .name::before, .audit .found::before { content: none; } .audit .name { font-size: 1rem; }
 }
 """
 COLUMNS = ("check", "verdict", "number", "limit", "finding")
@@ -39,9 +39,12 @@ def audit_page(result: dict[str, Any]) -> str:
     title = f"mnemos audit: {about['model']}"
     count = {status: sum(row["status"] == status for row in rows) for status in CLASSES}
     tiles = "".join(
-        f'<div class="tile {CLASSES[status] if n else ""}"><b>{n}</b><span>{status}</span></div>' for status, n in count.items()
+        f'<div class="tile {CLASSES[status] if n else ""}"><b>{n}</b><span>{status}</span></div>'
+        for status, n in count.items()
     )
-    known = ", ".join(f"{LABELS.get(name, name)} {_text(value)}" for name, value in about.items() if name != "model" and value)
+    known = ", ".join(
+        f"{LABELS.get(name, name)} {_text(value)}" for name, value in about.items() if name != "model" and value
+    )
     header = "".join(f'<th scope="col"{_figure(name)}>{name}</th>' for name in COLUMNS)
     return f"""{head(title, AUDIT_CSS)}
 <body>
@@ -49,7 +52,7 @@ def audit_page(result: dict[str, Any]) -> str:
 <h1>{html.escape(title)}</h1>
 <p class="soft">{html.escape(known)}</p>
 <div class="tiles">{tiles}</div>
-<p class="soft">A number is a fault above its limit. 0.0 means equal to the last bit; other differences are relative to the standard deviation of the logits. A check that needs another one is not applicable where that one failed.</p>
+<p class="soft">A number must not exceed its limit; those of memory and needle must exceed theirs. 0.0 means equal to the last bit; other differences of logits are relative to their standard deviation. A check is not applicable where one that it needs has failed.</p>
 <table class="wide audit"><thead><tr>{header}</tr></thead><tbody>{"".join(map(_row, rows))}</tbody></table>
 </main>
 </body>
@@ -65,7 +68,7 @@ def _row(row: dict[str, Any]) -> str:
         "verdict": ("", verdict),
         "number": (_figure("number"), shown(row["number"])),
         "limit": (_figure("limit"), shown(row["limit"])),
-        "finding": (' class="finding"', finding),
+        "finding": (' class="found"', finding),
     }
     inner = "".join(f'<td{kind} data-name="{name}">{content}</td>' for name, (kind, content) in cells.items())
     return f"<tr>{inner}</tr>"
