@@ -48,10 +48,19 @@ def test_a_check_of_ones_own_takes_part():
         assert run(lambda ids: 10.0 * torch.eye(9)[ids], length=16, checks=["small"])["small"].status == "fail"
         with pytest.raises(ValueError, match="is registered already"):
             register_check("small", "again")
-        with pytest.raises(ValueError, match="check 'cals' is unknown"):
-            register_check("other", "", needs=["cals"])
+        register_check("other", "", needs=["cals"])(small)
+        with pytest.raises(ValueError, match="check 'cals' is unknown; did you mean calls"):
+            run(TinyAttention(), checks=["other"])
     finally:
         CHECKS.pop("small", None)
+        CHECKS.pop("other", None)
+
+
+@pytest.mark.parametrize("first", ["knock_outs", "read_prompts", "Probe"])
+def test_the_order_of_checks_does_not_depend_on_what_is_imported_first(first):
+    code = f"from mnemos.audit import {first}, CHECKS; print(*CHECKS)"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    assert printed.split() == [*CHECKS] and printed.startswith("calls causality loss cached splits batch padding swap")
 
 
 def test_the_claim_of_a_constant_state_can_be_made_by_the_user():

@@ -59,7 +59,7 @@ def chance_of(right: int, of: int) -> float:
     """The probability that guessing gets `right` or more of `of` questions.
 
     >>> round(chance_of(14, 24), 4), chance_of(0, 24)
-    (0.0007, 1.0)
+    (0.0005, 1.0)
     """
     p = 1 / OPTIONS
     return math.fsum(math.comb(of, k) * p**k * (1 - p) ** (of - k) for k in range(right, of + 1))

@@ -59,7 +59,7 @@ Run = Callable[["Probe"], Outcome]
 
 
 def register_check(name: str, about: str, needs: Sequence[str] = ()) -> Callable[[Run], Run]:
-    """Decorator: registers a function (probe) -> Outcome as the check NAME. Checks run in the order of their registration.
+    """Decorator: registers a function (probe) -> Outcome as the check NAME. It runs behind those that it needs and those of the package.
 
     >>> from mnemos.audit import passed
     >>> @register_check("vocabulary", "the model has more than one token")
@@ -70,9 +70,6 @@ def register_check(name: str, about: str, needs: Sequence[str] = ()) -> Callable
     """
     if name in CHECKS:
         raise ValueError(f"check {name!r} is registered already: choose another name")
-    missing = [other for other in needs if other not in CHECKS]
-    if missing:
-        raise unknown("check", missing[0], CHECKS)
 
     def register(run: Run) -> Run:
         CHECKS[name] = Check(name, about, run, tuple(needs))
@@ -97,5 +94,8 @@ def with_needs(checks: Sequence[Check]) -> list[Check]:
     """The checks and those that they need, in the order in which they run."""
     names = {check.name for check in checks}
     while more := {need for name in names for need in CHECKS[name].needs} - names:
+        missing = sorted(more - CHECKS.keys())
+        if missing:
+            raise unknown("check", missing[0], CHECKS)
         names |= more
     return [check for name, check in CHECKS.items() if name in names]

@@ -9,6 +9,7 @@ import platform
 import shlex
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -150,8 +151,6 @@ def command_of(check: str, settings: AuditSettings, name: str | None) -> str:
 
 def about_of(probe: Probe, name: str | None) -> dict[str, Any]:
     """The model, and how it was measured."""
-    import mnemos
-
     own = probe.own
     return {
         "model": name or type(own.model).__name__,
@@ -163,7 +162,7 @@ def about_of(probe: Probe, name: str | None) -> dict[str, Any]:
         "tokens": probe.length,
         "sizes": probe.sizes,
         "device": str(own.device),
-        "mnemos": mnemos.__version__,
+        "mnemos": version("mnemos"),
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
