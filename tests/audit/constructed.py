@@ -94,6 +94,20 @@ class LeaksAtOneEdge(TinyAttention):
         return (key <= query) | ((query == 7) & (key == 8))
 
 
+class LeaksWithACache(TinyAttention):
+    """Causal in one call; with a cache, a call sees all of itself."""
+
+    def sees(self, query, key):
+        return (key <= query) | (query[0] > 0)
+
+
+class LeaksAlmostNothing(TinyAttention):
+    """Later tokens count a millionth: as much as rounding in float32."""
+
+    def rows(self, y):
+        return y + 1e-6 * y.mean(1, keepdim=True)
+
+
 class RestartsPositions(TinyAttention):
     """The cache forgets how long it is: every call begins at position 0."""
 

@@ -22,6 +22,7 @@ SIZES = {
     "eos_token_id": 2,
 }
 OWN = {"Mistral": {"sliding_window": 9}, "Gemma2": {"head_dim": 8, "sliding_window": 8}, "Qwen3": {"head_dim": 8}}
+OWN["Mixtral"] = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
 
 def llama(name: str = "Llama"):

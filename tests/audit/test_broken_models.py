@@ -15,6 +15,8 @@ FAULTS = {  # model -> the check that it fails
     "LeaksOneToken": "causality",
     "LeaksInsideSegment": "causality",
     "LeaksAtOneEdge": "causality",
+    "LeaksWithACache": "causality",
+    "LeaksAlmostNothing": "causality",
     "ScoresTheTokenItself": "loss",
     "RestartsPositions": "cached",
     "ForgetsItsTail": "splits",

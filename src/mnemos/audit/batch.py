@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
 from .caching import kind_of
-from .probe import Probe, changes, closest, difference
+from .exact import Exactness
+from .probe import Probe, closest, difference
 from .registry import FAIL, Outcome, failed, not_applicable, passed, register_check
 from .subject import Subject
 
@@ -16,18 +19,16 @@ PADDED_STEPS = 3  # tokens read one by one behind a padded prompt
 
 @register_check("batch", "rows do not depend on each other: beside other rows, alone, and in another order", ["calls"])
 def batch(probe: Probe) -> Outcome:
-    model, ids = probe.own, probe.ids(ROWS)
+    ids, exact, cut = probe.ids(ROWS), Exactness(probe), probe.length // 2
     changed = torch.cat([ids[:1], probe.other(ids)[1:]])
-    worst = changes(model.logits(changed)[0], model.logits(ids)[0])
-    if worst:
+    if worst := exact.change(lambda model: (model.logits(changed)[0], model.logits(ids)[0])):
         return failed("the logits of a row change with the tokens of the rows beside it", worst, 0.0)
-    if model.has_state:
-        cut = probe.length // 2
-        first, second = (
-            model.step(x[:, cut:], model.step(x[:, :cut])[1])[0][0] for x in (ids, changed)
-        )  # the state, too, is of one row
-        if worst := changes(second, first):
-            return failed("with a state, the logits of a row change with the tokens of the rows beside it", worst, 0.0)
+
+    def behind(model: Subject, x: Tensor) -> Tensor:
+        return model.step(x[:, cut:], model.step(x[:, :cut])[1])[0][0]
+
+    if probe.own.has_state and (worst := exact.change(lambda model: (behind(model, changed), behind(model, ids)))):
+        return failed("with a state, the logits of a row change with the tokens of the rows beside it", worst, 0.0)
     probe.tick()
     seen: list[tuple[float, float]] = []
     for model, limit in probe.subjects():
@@ -40,7 +41,9 @@ def batch(probe: Probe) -> Outcome:
                 return failed(f"rows {how} differ from rows together ({kind_of(model)})", new, limit)
             seen.append((new, limit))
         probe.tick()
-    return passed("other rows change no bit; alone and in another order the logits are the same", *closest(seen))
+    found = exact.outcome("other rows change no bit; alone and in another order the logits are the same")
+    number, limit = closest(seen)
+    return found if exact.unclear else dataclasses.replace(found, number=number, limit=limit)
 
 
 @register_check("padding", "left padding changes nothing, in the first call and behind it", ["causality", "batch"])

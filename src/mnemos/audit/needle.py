@@ -9,7 +9,6 @@ unwritten as far, while the memory does not write (if the model has such a switc
 
 from __future__ import annotations
 
-import contextlib
 import math
 import random
 from dataclasses import dataclass
@@ -72,6 +71,7 @@ def needle(probe: Probe) -> Outcome:
     if probe.tokenizer is None:
         return not_applicable("there is no tokenizer for texts")
     distance, refusal = _distance(probe)
+    refusal = refusal or express_problem(probe)
     if refusal is not None:
         return not_applicable(refusal)
     count = probe.settings.samples
@@ -141,6 +141,18 @@ def _distance(probe: Probe) -> tuple[int, str | None]:
     return 0, f"attention reaches {int(seen):,} tokens through all layers: give --max-length {2 * wanted}"
 
 
+def express_problem(probe: Probe) -> str | None:
+    """Why the questions cannot be expressed in the model's tokens; None if they can."""
+    try:
+        text = NOISE + "".join(f"\nThe code of {name} is 0123456789." for name in NAMES)
+        ids = encode(probe.tokenizer, text)
+    except Exception as wrong:  # of a tokenizer that knows a few words alone
+        return f"the tokenizer cannot express the questions ({type(wrong).__name__})"
+    if max(ids) >= probe.own.logits_size:
+        return f"the tokenizer has ids up to {max(ids):,} or more, the model {probe.own.logits_size:,}"
+    return None
+
+
 @torch.no_grad()
 def _is_right(probe: Probe, prompt: Needle, question: Question) -> bool:
     """Whether the first option is the likeliest per token behind the prompt; a tie is wrong."""
@@ -148,8 +160,6 @@ def _is_right(probe: Probe, prompt: Needle, question: Question) -> bool:
     answers = [encode(probe.tokenizer, f" {option}") for option in question.options]
     longest = max(map(len, answers))
     rows = torch.stack([torch.cat([ids, torch.tensor(a + [a[-1]] * (longest - len(a)))]) for a in answers])
-    with contextlib.suppress(AttributeError):
-        rows = rows.clamp(max=model.logits_size - 1)
     log_p = model.logits(rows)[:, len(ids) - 1 : -1].double().log_softmax(-1).cpu()  # O L V
     found = log_p.gather(2, rows[:, len(ids) :, None]).squeeze(2)  # O L
     scores = [float(row[: len(a)].mean()) for row, a in zip(found, answers)]

@@ -5,6 +5,7 @@ Shapes: B rows, T tokens, V vocabulary.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import random
@@ -72,7 +73,11 @@ class Probe:
         if all(p.dtype == torch.float64 for p in self.own.parameters()):
             return self.own
         try:
-            wide = Subject(copy.deepcopy(model).double().eval())
+            changed = copy.deepcopy(model).double().eval()
+            if hasattr(changed, "set_experts_implementation"):  # those of transformers compute in float32 at most
+                with contextlib.suppress(ValueError):
+                    changed.set_experts_implementation("eager")
+            wide = Subject(changed)
             ids, mask = self.ids(1, 8), torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1]])
             found = [wide.logits(ids)] + ([wide.logits(ids, mask)[:, 4:]] if wide.has_mask else [])
         except Exception:  # a stranger's model may raise anything in a precision that it was not made for

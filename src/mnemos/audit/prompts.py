@@ -12,7 +12,7 @@ from typing import Any
 from ..data.tasks import Background
 from ..data.tasks.background import NOISE
 from ..parsing import parse_json
-from .needle import LEAST_DISTANCE, questions
+from .needle import LEAST_DISTANCE, express_problem, questions
 from .probe import Probe
 from .registry import Outcome, failed, not_applicable, passed, register_check
 
@@ -78,6 +78,9 @@ def prompts(probe: Probe) -> Outcome:
     given = probe.prompts
     if given is None and probe.tokenizer is None:
         return not_applicable("no prompts are given (--prompts FILE), and there is no tokenizer for those of the audit")
+    refusal = express_problem(probe) if given is None else None
+    if refusal is not None:
+        return not_applicable(refusal)
     found = given if given is not None else own_prompts(probe)
     if not found:
         return not_applicable("there are no prompts")

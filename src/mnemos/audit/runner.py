@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from ..choices import unknown
+from ..data.tasks.text import check_tokenizer
 from . import checks as _registered  # noqa: F401 — importing it registers the checks of the package
 from .caching import kind_of
 from .probe import Probe
@@ -36,6 +37,7 @@ def run(
     settings: AuditSettings | None = None,
     prompts: str | os.PathLike | Iterable[Mapping[str, Any] | Prompt] | None = None,
     name: str | None = None,
+    flags: Sequence[str] = (),
     report: OnCheck | None = None,
     tick: Callable[[], object] | None = None,
     **options: Any,
@@ -44,7 +46,7 @@ def run(
 
     model: see `Subject`; it is left as it was. tokenizer: for the checks with texts. checks: names in `CHECKS` (default: all); checks
     that these need run too. settings: `AuditSettings`, or its fields as keywords. prompts: see `read_prompts`. name: MODEL of the
-    command line, for the commands that repeat a check. report: called with a check and "running", then with its status. tick: called
+    command line, for the commands that repeat a check; flags: of the command, beside those of the settings. report: called with a check and "running", then with its status. tick: called
     when a part of a check is done.
 
     >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -57,6 +59,8 @@ def run(
     settings = _settings(options) if settings is None else settings
     settings.check()
     chosen = with_needs(choose(checks))
+    if tokenizer is not None:
+        check_tokenizer(tokenizer)
     source = prompts if prompts is not None else settings.prompts
     given = None if source is None else read_prompts(source)
     tell = report or (lambda check, status: None)
@@ -70,7 +74,7 @@ def run(
             outcome = _outcome(check, probe)
             probe.outcomes[check.name] = outcome
             seconds = round(time.perf_counter() - start, 3)
-            command = command_of(check.name, settings, name)
+            command = command_of(check.name, settings, name, flags)
             rows[check.name] = Row(check.name, check.about, command=command, seconds=seconds, **vars(outcome))
             tell(check.name, outcome.status)
     about = about_of(probe, name) | {"seconds": round(time.perf_counter() - began, 3)}
@@ -133,7 +137,7 @@ def _outcome(check: Check, probe: Probe) -> Outcome:
         return failed(f"the model raised {type(wrong).__name__}: {lines[0]:.200}")
 
 
-def command_of(check: str, settings: AuditSettings, name: str | None) -> str:
+def command_of(check: str, settings: AuditSettings, name: str | None, flags: Sequence[str] = ()) -> str:
     """The command, or without a name the call, that repeats one check with the same settings."""
     changed = {
         f.name: getattr(settings, f.name)
@@ -143,7 +147,7 @@ def command_of(check: str, settings: AuditSettings, name: str | None) -> str:
     if name is None:
         options = "".join(f", {key}={value!r}" for key, value in changed.items())
         return f"mnemos.audit.run(model, tokenizer, checks=[{check!r}]{options})"
-    words = ["mnemos", "audit", name, "--checks", check]
+    words = ["mnemos", "audit", name, *flags, "--checks", check]
     for key, value in changed.items():
         words += [f"--{key.replace('_', '-')}", *map(str, value if isinstance(value, tuple) else [value])]
     return shlex.join(words)

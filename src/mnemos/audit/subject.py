@@ -44,11 +44,24 @@ class Subject:
         self.device = next((p.device for p in self.parameters()), torch.device("cpu"))
         self.state_name = next((name for name in STATE_NAMES if name in self.names), None)
         self.has_mask, self.has_labels = "attention_mask" in self.names, "labels" in self.names
-        logits, state = self.step(torch.zeros(1, 1, dtype=torch.long))
+        logits, state = self._first_call()
         self.logits_size, self.dtype = logits.shape[-1], logits.dtype
         known = vocab_size or int(getattr(self.config, "vocab_size", 0) or 0) or self.logits_size
         self.vocab_size = min(known, self.logits_size)
         self.has_state = state is not None
+
+    def _first_call(self) -> tuple[Tensor, Any]:
+        """Logits and state of a few tokens; raises a ValueError of one sentence for a model that cannot be called."""
+        problem = ""
+        for length in (1, 8, 64):  # some models want a certain length
+            try:
+                return self.step(torch.zeros(1, length, dtype=torch.long))
+            except MemoryError:
+                raise
+            except Exception as wrong:  # a stranger's model may raise anything
+                lines = [line.strip() for line in str(wrong).splitlines() if line.strip()]
+                problem = problem or f"{type(wrong).__name__}: {lines[0] if lines else 'no message'}"
+        raise ValueError(f"the model cannot be called with token ids (1, 1): {problem:.300}")
 
     def parameters(self) -> list[nn.Parameter]:
         return list(self.model.parameters()) if isinstance(self.model, nn.Module) else []

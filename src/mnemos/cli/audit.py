@@ -34,7 +34,7 @@ def audit(
 
     Args:
         model: folder of a run, or of a model that transformers can open (attached models too), or a hub name; or package:function (or ./file.py:function), which imports that module and calls the function: it runs your code, and returns a model, or a model and a tokenizer. Code in a model's folder is never run.
-        checks: names of checks, with commas between them: calls, causality, loss, cached, splits, batch, padding, swap, state, gradients, memory, needle, prompts; those that they need run too. By default all.
+        checks: names of checks, separated by commas: calls, causality, loss, cached, splits, batch, padding, swap, state, gradients, memory, needle, prompts; those that they need run too. By default all.
         json: also write the result as JSON.
         html: also write the result as a page.
         device: torch device.
@@ -52,10 +52,12 @@ def audit(
     for option, path in (("--json", json), ("--html", html)):
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             raise ValueError(f"{option} {path} cannot be written: give a file in a folder that exists")
+    flags = [] if device == "cpu" else ["--device", device]
+    flags += ([] if checkpoint is None else ["--checkpoint", checkpoint]) + ["--allow-missing"] * allow_missing
     prompts = None if options.prompts is None else read_prompts(options.prompts)
     opened, tokenizer = open_model(model, device, checkpoint, allow_missing)
     with _progress(len(chosen)) as (report, tick):
-        result = run(opened, tokenizer, names, options, prompts, model, report, tick)
+        result = run(opened, tokenizer, names, options, prompts, model, flags, report, tick)
     print_result(result)
     if json is not None:
         from ..eval.files import write_json
