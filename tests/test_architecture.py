@@ -23,6 +23,7 @@ LAYERS = [
     "data",
     "train",
     "eval",
+    "audit",
     "trials",
     "report",
     "demo",
@@ -44,6 +45,7 @@ HOLDERS = {
     "suite": {"suite", "suites"},
     "reader": {"reader", "kind"},
     "tracker": {"tracker", "trackers"},
+    "check": {"check", "checks"},
 }
 TRANSLATIONS = (  # data about the package's own parts: tables of presets, and the arguments of other implementations
     "mnemos.models.presets",
@@ -133,6 +135,7 @@ def test_files_are_short(name):
 @functools.cache
 def registered() -> dict[str, dict[str, str]]:
     """For each kind of part: the module of each registered name."""
+    from mnemos.audit import CHECKS
     from mnemos.data.readers import READERS
     from mnemos.eval import SUITES
     from mnemos.memory.features import FEATURES
@@ -147,6 +150,7 @@ def registered() -> dict[str, dict[str, str]]:
     classes |= {"features": FEATURES, "tracker": TRACKERS}
     found = {kind: {name: part.__module__ for name, part in parts.items()} for kind, parts in classes.items()}
     found["suite"] = {name: suite.run.__module__ for name, suite in SUITES.items()}
+    found["check"] = {name: check.run.__module__ for name, check in CHECKS.items()}
     found["reader"] = {name: type(reader).__module__ for name, reader in READERS.items()}
     return {kind: {n: m for n, m in names.items() if m.startswith("mnemos.")} for kind, names in found.items()}
 

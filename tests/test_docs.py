@@ -22,6 +22,7 @@ import torch
 
 import mnemos
 from mnemos import cli
+from mnemos.audit import CHECKS
 from mnemos.cli.train import read_arguments
 from mnemos.data.readers import READERS
 from mnemos.eval import SUITES
@@ -56,6 +57,7 @@ def registries():
         RULES,
         RETENTIONS,
         GATINGS,
+        CHECKS,
     )
     changed += (BLOCKS, GATES)
     before = [(registry, dict(registry)) for registry in changed]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from browser import CHROMIUM, ask
 from reporting import TEXT, small_model
 
-from mnemos.report import analyze, analyze_page, inspect, inspect_page, results_page
+from mnemos.audit import run as run_audit
+from mnemos.report import analyze, analyze_page, audit_page, inspect, inspect_page, results_page
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 LONG = TEXT + "Donaudampfschifffahrtsgesellschaft" * 20 + "\n\n" + "x" * 300 + " \u202e 漢字かな 🙂 " + TEXT
@@ -26,6 +28,14 @@ RESULTS = {
 }
 
 
+def audited() -> dict:
+    """A model that fails, with names as long as they come."""
+    name = "./a-long-name-of-a-folder" * 8 + ":make"
+    found = run_audit(lambda input_ids: torch.eye(50)[input_ids.roll(-1, 1)], name=name, length=16).to_dict()
+    found["checks"][0]["text"] = "<b>x</b>" + "y" * 300
+    return found
+
+
 @pytest.fixture(scope="module")
 def pages(run, other_run, tokenizer):
     one = inspect(small_model("titans-mag"), tokenizer, LONG, 900, name="a-run-with-a-long-name" * 4)
@@ -39,12 +49,13 @@ def pages(run, other_run, tokenizer):
         "none": inspect_page([none]),
         "run": analyze_page([first]),
         "eval": results_page(RESULTS, "mnemos eval: " + "a-long-name" * 12),
+        "audit": audit_page(audited()),
         "runs": analyze_page([first, analyze(other_run, TEXT, tokens=64, generate=0)]),
     }
 
 
 @pytest.mark.parametrize("width", [400, 1400])
-@pytest.mark.parametrize("name", ["one", "two", "none", "run", "runs", "eval"])
+@pytest.mark.parametrize("name", ["one", "two", "none", "run", "runs", "eval", "audit"])
 def test_nothing_overflows_or_is_cut_off(pages, name, width, tmp_path):
     answer = ask(tmp_path, pages[name], width)
     assert answer["width"] == width and answer["problems"] == []
@@ -118,6 +129,16 @@ def test_tokens_are_walked_with_arrow_keys_and_say_what_they_resemble(pages, tmp
     assert answer["reads"] == 5 and 1 <= answer["marked"] <= 5 and answer["here"] == 1
     assert "token 7" in answer["tip"] and "Surprise:" in answer["tip"]
     assert answer["focus"] == "momentum|true"
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_verdicts_of_an_audit_stand_out(pages, dark, tmp_path):
+    script = """
+    answer.dark = win.matchMedia("(prefers-color-scheme: dark)").matches;
+    answer.contrast = [...doc.querySelectorAll(".verdict, .tile b, .audit code, .audit .about")].map((e) => contrast(win, e));
+    """
+    answer = ask(tmp_path, pages["audit"], 1400, script, dark)
+    assert answer["dark"] is dark and len(answer["contrast"]) == 3 * 13 + 3 and min(answer["contrast"]) >= 4.5
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -76,7 +76,8 @@ def _run(arguments: list[str]) -> int:
         command = find_command(first)
         if command.parses_arguments:
             return command.load()(rest)
-        _parse(command, rest)()
+        status = _parse(command, rest)()
+        return status if type(status) is int else 0
     return 0
 
 

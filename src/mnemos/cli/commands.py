@@ -54,6 +54,11 @@ COMMANDS = {
             "attach:attach",
         ),
         Command(
+            "audit",
+            "Test any causal language model: causality, caches, rows, padding, state, gradients, memory, recall.",
+            "audit:audit",
+        ),
+        Command(
             "backends",
             "Print the backend that computes each preset's memory on this machine, and the reason.",
             "backends:backends",
@@ -109,6 +114,8 @@ COMMANDS = {
 
 def register_command(name: str) -> Callable[[Function], Function]:
     """Decorator: registers a function as the command `mnemos NAME`. Its parameters become options, its docstring the help.
+
+    A whole number that the function returns is the exit status.
 
     >>> @register_command("greet")
     ... def greet(who: str = "you") -> None:
