@@ -32,11 +32,17 @@ function onChanged(changed, turn, what) {
 function display(next) {
   if (shown && shown !== next) chat.clearAlerts();
   shown = next;
-  setAddress(next.info ? next.id : "");
-  sessions.select(next.info ? next.id : null);
+  mark(next);
   chat.show(next);
   inspector.load(next.info && next.turns.length && !next.busy ? next.id : null);
   closeDrawer();
+}
+
+// A session that nothing was written to has no name yet.
+function mark(conversation) {
+  const id = conversation.info || conversation.busy ? conversation.id : null;
+  setAddress(id ?? "");
+  sessions.select(id);
 }
 
 function begin() {
@@ -64,7 +70,9 @@ async function send(text, options) {
   const mine = shown, isNew = !mine.info;
   chat.clearAlerts();
   if (isNew) opened.set(mine.id, mine);
-  await mine.send(text, options);
+  const turn = mine.send(text, options);
+  mark(mine);
+  await turn;
   await afterTurn(mine);
 }
 
@@ -74,8 +82,7 @@ async function afterTurn(mine) {
   if (listed) mine.measure(listed);
   else if (!mine.turns.some((turn) => turn.kept)) mine.info = null; // nothing was written, so there is no session yet
   if (shown !== mine) return;
-  setAddress(mine.info ? mine.id : "");
-  sessions.select(mine.info ? mine.id : null);
+  mark(mine);
   chat.heading();
   chat.controls();
   if (waitsForTrace || inspector.isOpen()) inspector.load(mine.info ? mine.id : null);
@@ -218,7 +225,7 @@ async function start() {
     onForked: (copied) => openSession(copied.id, copied),
     onDeleted: (id) => { opened.get(id)?.stop(); opened.delete(id); if (shown?.id === id) begin(); },
     onError: chat.alertError,
-    isBusy: (id) => Boolean(opened.get(id)?.busy),
+    running: () => [...opened.values()].filter((c) => c.busy).map((c) => ({ title: c.turns.find((turn) => turn.user)?.user, ...c.info, id: c.id })),
   });
   $("new-session").addEventListener("click", begin);
   $("undo").addEventListener("click", undo);

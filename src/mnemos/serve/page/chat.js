@@ -15,7 +15,7 @@ const EXAMPLES = [
 const nodes = new WeakMap(); // turn -> its element
 const pending = new Set(); // turns to draw at the next frame
 let actions = {}; // onSend, onStop, onRetry, onInspect, onReload
-let shown = null;
+let shown = null, wasLoaded = false;
 let server = null;
 
 export function setUp(given) {
@@ -80,8 +80,9 @@ export function controls() {
 // ---- turns
 
 export function show(conversation) {
-  const fresh = shown !== conversation;
+  const fresh = shown !== conversation, opened = conversation.loaded && (fresh || !wasLoaded);
   shown = conversation;
+  wasLoaded = conversation.loaded;
   const box = $("conversation");
   if (fresh) setDraft(conversation.draft);
   $("scroll").setAttribute("aria-busy", String(!conversation.loaded));
@@ -91,7 +92,8 @@ export function show(conversation) {
   else box.replaceChildren(...conversation.turns.map(turnElement));
   heading();
   controls();
-  if (fresh || conversation.busy) toEnd();
+  if (conversation.turns.length && (opened || conversation.busy)) toEnd();
+  else if (opened) $("scroll").scrollTop = 0;
 }
 
 export function heading() {

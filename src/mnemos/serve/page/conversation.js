@@ -29,6 +29,11 @@ function grouped(messages) {
   return turns;
 }
 
+function end(answer, wrong) {
+  answer.state = !wrong ? "done" : wrong.name === "AbortError" ? "stopped" : "failed";
+  answer.error = answer.state === "failed" ? wrong : null;
+}
+
 const same = (a, b) => a.system === b.system && a.user === b.user && (a.answer?.text ?? null) === (b.answer?.text ?? null);
 
 export class Conversation {
@@ -96,9 +101,9 @@ export class Conversation {
     const turn = newTurn({ user: text, answer: newAnswer(), memory, kept: false, seed: crypto.getRandomValues(new Uint32Array(1))[0] >>> 1 });
     if (compare && memory !== "off") turn.other = newAnswer();
     this.turns.push(turn);
-    this.changed(this, turn, "turns");
     const both = [this.answer(turn)];
     if (turn.other) both.push(this.compare(turn));
+    this.changed(this, turn, "turns");
     return Promise.all(both);
   }
 
@@ -112,9 +117,10 @@ export class Conversation {
     this.abort = new AbortController();
     const request = { ...this.options(turn), messages: [{ role: "user", content: turn.user }], session: this.id, memory: turn.memory };
     const before = this.info?.tokens_read ?? 0;
-    const ended = await this.read(turn, turn.answer, request, this.abort.signal, (state) => this.measure({ ...state, id: this.id }));
-    if (ended === "done") turn.kept = turn.memory === "write";
-    else await this.settle(turn, before);
+    const answer = turn.answer;
+    const wrong = await this.read(turn, answer, request, this.abort.signal, (state) => this.measure({ ...state, id: this.id }));
+    turn.kept = turn.memory === "write" && (!wrong || (await this.keptPart(turn, wrong, before)));
+    end(answer, turn.kept && wrong ? new DOMException("", "AbortError") : wrong);
     this.abort = null;
     if (this.turns.includes(turn)) this.changed(this, turn, "end");
     return turn;
@@ -126,7 +132,7 @@ export class Conversation {
     this.otherAbort = new AbortController();
     const system = this.turns.filter((t) => t.system !== null && t.kept).map((t) => ({ role: "system", content: t.system }));
     const request = { ...this.options(turn), messages: [...system, { role: "user", content: turn.user }], memory: "off" };
-    await this.read(turn, turn.other, request, this.otherAbort.signal, () => {});
+    end(turn.other, await this.read(turn, turn.other, request, this.otherAbort.signal, () => {}));
     this.otherAbort = null;
     if (this.turns.includes(turn)) this.changed(this, turn, "end");
   }
@@ -136,6 +142,7 @@ export class Conversation {
     this.otherAbort?.abort();
   }
 
+  // Returns the error that ended the answer, or null.
   async read(turn, answer, request, signal, onState) {
     answer.began = performance.now();
     try {
@@ -154,39 +161,36 @@ export class Conversation {
           onState({ tokens_read: chunk.session.tokens_read, state_bytes: chunk.session.state_bytes });
         }
       }
-      answer.state = "done";
+      return null;
     } catch (wrong) {
-      answer.state = wrong.name === "AbortError" ? "stopped" : "failed";
-      answer.error = answer.state === "failed" ? wrong : null;
+      return wrong;
+    } finally {
+      answer.ended = performance.now();
     }
-    answer.ended = performance.now();
-    return answer.state;
   }
 
-  // An answer that did not reach its end: ask the session whether it kept the part, once the server has noticed.
-  async settle(turn, before) {
-    if (turn.memory !== "write" || turn.answer.error?.status >= 400) return; // refused before it began
+  // Of an answer that did not reach its end: whether the session kept the part, once the server has noticed.
+  async keptPart(turn, wrong, before) {
+    if (wrong.status >= 400) return false; // refused before it began
     const was = this.turns.filter((t) => t.kept && t !== turn).length;
     for (let tries = 0; tries < SETTLE_TRIES; tries++) {
       await new Promise((done) => setTimeout(done, 60 * 2 ** tries));
       let found;
       try {
         found = await api.open(this.id);
-      } catch (wrong) {
-        if (wrong.status === 409) continue; // still busy with the turn
-        return; // there is no such session, or no server
+      } catch (trouble) {
+        if (trouble.status === 409) continue; // still busy with the turn
+        return false; // there is no such session, or no server
       }
       const turns = grouped(found.messages), last = turns[turns.length - 1];
       if (turns.length > was && last.user === turn.user) {
-        turn.kept = true;
         if (last.answer) turn.answer.text = last.answer.text;
-        if (turn.answer.state === "failed") turn.answer.state = "stopped";
-        turn.answer.error = null;
         this.measure(found);
-        return;
+        return true;
       }
-      if (tries >= 4 && found.tokens_read === before) return;
+      if (tries >= 4 && found.tokens_read === before) return false;
     }
+    return false;
   }
 
   // Take back the last turn. Returns the text that the user had written.

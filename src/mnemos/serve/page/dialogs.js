@@ -12,7 +12,7 @@ function show({ title, content, submit, danger, value, valid }) {
     const form = el("form", { autocomplete: "off", novalidate: true },
       el("div", { class: "dialog-head" }, el("h2", { id }, title), el("button", { type: "button", class: "icon-button", "aria-label": "Close", onclick: () => dialog.close() }, icon("close"))),
       ...content, trouble,
-      submit ? el("div", { class: "dialog-buttons" }, el("button", { type: "button", class: "button", onclick: () => dialog.close() }, "Cancel"), accept) : null);
+      submit ? el("div", { class: "dialog-buttons" }, el("button", { type: "button", class: "button", "data-first": danger, onclick: () => dialog.close() }, "Cancel"), accept) : null);
     const dialog = el("dialog", { "aria-labelledby": id }, form);
     let answer = null;
     form.addEventListener("submit", (event) => {
@@ -30,7 +30,7 @@ function show({ title, content, submit, danger, value, valid }) {
     dialog.addEventListener("pointerdown", (event) => { if (event.target === dialog) dialog.close(); });
     document.body.append(dialog);
     dialog.showModal();
-    (dialog.querySelector("[data-first]") ?? accept ?? dialog.querySelector("button"))?.focus();
+    (dialog.querySelector("[data-first]") ?? accept)?.focus();
     dialog.querySelector("input[data-first]")?.select();
   });
 }

@@ -3,7 +3,7 @@ import { $, ago, bytes, count, date, el, icon, plain, plural, toast } from "./do
 import * as api from "./api.js";
 import { askText, confirmed } from "./dialogs.js";
 
-let actions = {}; // onOpen(id, session), onChanged(session), onForked(session), onDeleted(id), onError(error, again), isBusy(id)
+let actions = {}; // onOpen(id, session), onChanged(session), onForked(session), onDeleted(id), onError(error, again), running() -> sessions
 let list = [];
 let current = null;
 let limits = {};
@@ -49,24 +49,26 @@ const name = (session) => plain(session.title) || session.id;
 
 export function draw() {
   const words = $("search").value.toLowerCase().split(/\s+/).filter(Boolean);
-  const found = list.filter((session) => words.every((word) => `${plain(session.title)} ${session.id}`.toLowerCase().includes(word)));
+  const running = actions.running(), ids = new Set(running.map((session) => session.id));
+  const begun = running.filter((session) => !find(session.id)); // the server lists them when their first turn has ended
+  const found = [...begun, ...list].filter((session) => words.every((word) => `${plain(session.title)} ${session.id}`.toLowerCase().includes(word)));
   const focused = document.activeElement?.closest?.("#sessions li")?.session, onMenu = document.activeElement?.classList.contains("row-menu");
-  $("sessions").replaceChildren(...found.map(row));
+  $("sessions").replaceChildren(...found.map((session) => row(session, ids.has(session.id), begun.includes(session))));
   if (focused) [...$("sessions").children].find((li) => li.session === focused)?.querySelector(onMenu ? ".row-menu" : ".row-open").focus();
-  $("sessions-note").textContent = stale ? "The list could not be read." : !list.length ? "No sessions yet: the first message begins one." : !found.length ? "No session matches." : words.length ? `${plural(found.length, "session")} found` : "";
+  $("sessions-note").textContent = stale ? "The list could not be read." : !list.length && !begun.length ? "No sessions yet: the first message begins one." : !found.length ? "No session matches." : words.length ? `${plural(found.length, "session")} found` : "";
   const bytesKept = list.reduce((sum, session) => sum + (session.state_bytes || 0), 0);
   const of = (most, text) => (Number.isFinite(most) ? ` of ${text(most)}` : "");
   $("quota").textContent = list.length ? `${count(list.length)}${of(quota.sessions, count)} ${list.length === 1 && !Number.isFinite(quota.sessions) ? "session" : "sessions"}, ${bytes(bytesKept)}${of(quota.bytes, bytes)}` : "";
 }
 
-function row(session) {
-  const isCurrent = session.id === current, busy = actions.isBusy(session.id);
-  const facts = [plural(session.tokens_read, "token"), bytes(session.state_bytes), busy ? "writing …" : ago(session.updated)].filter(Boolean).join(" · ");
+function row(session, busy, isNew) {
+  const isCurrent = session.id === current;
+  const facts = [isNew ? "" : plural(session.tokens_read, "token"), isNew ? "" : bytes(session.state_bytes), busy ? "writing …" : ago(session.updated)].filter(Boolean).join(" · ");
   const title = `${name(session)}\n${session.id}\nbegun ${date(session.created)}${Number.isFinite(session.expires) ? `\ndeleted after ${date(session.expires)} if it is not used` : ""}`;
   const opener = el("button", { type: "button", class: "row-menu icon-button", "aria-label": `Menu of ${name(session)}`, "aria-haspopup": "menu", "aria-expanded": "false", onclick: (event) => openMenu(session, event.currentTarget) }, icon("more"));
   const li = el("li", { class: isCurrent ? "current" : null },
     el("button", { type: "button", class: "row-open", title, "aria-current": isCurrent ? "true" : null, onclick: () => actions.onOpen(session.id, session) }, el("span", { class: "clip", dir: "auto" }, name(session)), el("span", { class: "soft clip" }, facts)),
-    opener);
+    isNew ? null : opener);
   li.session = session.id;
   return li;
 }

@@ -1,0 +1,401 @@
+"""The chat page in a real browser, by clicks and keys: turns, streaming, sessions, memory modes, errors."""
+
+from __future__ import annotations
+
+import pytest
+from fake_server import MAGIC, Fake
+from webdriver import UNAVAILABLE, Browser
+
+pytestmark = pytest.mark.skipif(bool(UNAVAILABLE), reason=UNAVAILABLE or "available")
+
+CLARA = (("user", "My sister Clara plays the drum."), ("assistant", "I have read 6 words, and keep them."))
+
+
+def send(page: Browser, text: str) -> None:
+    page.type("#message", text)
+    page.click("#send")
+
+
+def answers(page: Browser) -> list[str]:
+    return page.texts(".answer .text")
+
+
+def done(page: Browser) -> None:
+    """Wait until no answer is being written."""
+    page.until(lambda: page.run("return document.getElementById('stop').hidden && document.querySelectorAll('.turn').length > 0"))
+
+
+def reload(page: Browser, fake: Fake) -> None:
+    page.open(fake.url)
+    page.find(".session-list")
+
+
+def menu(page: Browser, title: str, entry: str) -> None:
+    page.click(".row-menu", title)
+    page.click("#menu button", entry)
+
+
+def titles(page: Browser) -> list[str]:
+    return page.texts(".row-open > span:first-child")
+
+
+def test_the_empty_page_says_what_it_is_and_offers_three_things(page):
+    assert "memory that learns while it reads" in page.text(".welcome")
+    assert len(page.texts(".example")) == 3
+    page.click(".example", "with and without")
+    assert page.run("return [document.getElementById('message').value, document.getElementById('compare').checked]") == [
+        "What does my sister Clara play?",
+        True,
+    ]
+    page.click(".example", "surprised")
+    assert page.run("return document.getElementById('compare').checked") is False
+    assert "Last turn" in page.text("#inspector")
+
+
+def test_answers_stream_and_the_meter_counts(page, fake):
+    fake.pause = 0.1
+    send(page, "My sister Clara plays the drum.")
+    seen = page.until(lambda: (found := answers(page)) and 3 < len(found[0]) < 20 and found[0])
+    assert seen.startswith("I have") and page.find("#stop") and "being written" in page.text("#live")
+    assert "writing" in page.text("#sessions")
+    done(page)
+    assert answers(page) == ["I have read 6 words, and keep them."]
+    assert page.text("#meter") == "14 tokens read, state 1.9 MB"
+    assert titles(page) == ["My sister Clara plays the drum."] and page.text("#title") == titles(page)[0]
+    fake.pause = 0
+    send(page, "What does Clara play?")
+    page.until(lambda: "Clara plays the drum." in answers(page))
+    page.until(lambda: page.text("#meter") == "22 tokens read, state 1.9 MB, constant")
+    (first, second) = fake.posted("/v1/chat/completions")
+    assert first["session"] == second["session"] and first["stream"] and first["memory"] == "write"
+    assert second["messages"] == [{"role": "user", "content": "What does Clara play?"}]  # only what is new
+    assert second["max_tokens"] == 256 and second["temperature"] == 0.7 and first["seed"] != second["seed"]
+
+
+def test_a_state_that_grows_is_not_called_constant(page, fake):
+    fake.grows = 64_000
+    for text in ("one", "two"):
+        send(page, text)
+        done(page)
+    page.until(lambda: page.text("#meter") == "18 tokens read, state 2.0 MB, +64.0 kB by the last turn")
+
+
+def test_stop_ends_the_answer_and_shows_the_part_that_the_session_keeps(page, fake):
+    fake.pause, fake.answer = 0.1, "one two three four five six seven eight nine ten eleven twelve " * 9
+    send(page, "count")
+    page.until(lambda: "two" in "".join(answers(page)))
+    page.click("#stop")
+    page.find(".facts-line", "Stopped; the session keeps this part")
+    (name,) = fake.sessions
+    kept = fake.sessions[name]["messages"]
+    assert kept[1]["content"].strip() == answers(page)[0].strip() and len(kept) == 2 and len(kept[1]["content"]) < 300
+    fake.answer, fake.pause = "and on", 0
+    send(page, "go on")
+    page.until(lambda: answers(page)[-1] == "and on")
+    assert len(fake.sessions[name]["messages"]) == 4
+
+
+def test_enter_sends_and_shift_enter_begins_a_line(page, fake):
+    page.type("#message", "first")
+    page.press("Shift+Enter")
+    page.type("#message", "second")
+    page.press("Enter")
+    done(page)
+    assert fake.posted("/v1/chat/completions")[0]["messages"][0]["content"] == "first\nsecond"
+    page.press("Enter")  # an empty message is not sent
+    assert len(fake.posted("/v1/chat/completions")) == 1
+
+
+def test_an_error_is_one_sentence_with_a_retry(page, fake):
+    fake.failures.append(("POST", "/v1/chat/completions", 507, "The disk is full: delete a session, then try again."))
+    send(page, "hello there")
+    page.find(".problem", "The disk is full: delete a session, then try again.")
+    assert fake.sessions == {} and page.text("#meter") == "Nothing read yet"
+    page.click(".problem button", "Try again")
+    page.until(lambda: answers(page) == ["I have read 2 words, and keep them."])
+    assert page.texts(".problem") == [] and len(page.texts(".turn")) == 1
+
+
+def test_a_connection_that_breaks_off_shows_what_the_session_has(page, fake):
+    fake.breaks_after = 3
+    send(page, "hello there")
+    page.find(".problem", "The connection ended before the answer did.")
+    fake.breaks_after = None
+    page.click(".problem button", "Try again")
+    page.until(lambda: answers(page) == ["I have read 2 words, and keep them."])
+
+
+def test_a_server_that_is_away_is_named(page, fake):
+    fake.failures.append(("GET", "/v1/sessions", 503, "The server is shutting down: try again in a moment."))
+    reload(page, fake)
+    page.find("#alerts .problem", "The server is shutting down")
+    fake.add("ann", "Ann")
+    page.click("#alerts .problem button", "Try again")
+    page.until(lambda: titles(page) == ["Ann"] and not page.texts("#alerts .problem"))
+
+
+def test_a_key_is_asked_for_and_kept_in_this_tab_alone(page, fake):
+    fake.key = "sk-right"
+    fake.add("ann", "Ann")
+    reload(page, fake)
+    page.find("dialog", "answers only with an API key")
+    page.type("dialog input", "wrong")
+    page.press("Enter")
+    page.find("dialog", "refused this key")
+    page.type("dialog input", "sk-right")
+    page.click("dialog button[type=submit]")
+    page.until(lambda: titles(page) == ["Ann"])
+    assert page.run("return [Object.values(sessionStorage), Object.values(localStorage)]") == [["sk-right"], []]
+    reload(page, fake)
+    page.until(lambda: titles(page) == ["Ann"])
+    assert page.texts("dialog") == []
+
+
+def test_no_key_leaves_a_sentence_and_a_way_back(page, fake):
+    fake.key = "sk-right"
+    reload(page, fake)
+    page.find("dialog")
+    page.press("Escape")
+    page.click(".problem button", "Try again")
+    page.find("dialog")
+    page.type("dialog input", "sk-right")
+    page.press("Enter")
+    page.find(".welcome")
+
+
+def test_rename(page, fake):
+    fake.add("ann", "Ann", CLARA)
+    reload(page, fake)
+    page.click(".row-open", "Ann")
+    page.find(".user")
+    menu(page, "Ann", "Rename")
+    page.find("dialog")
+    page.type("dialog input", "Clara & <the> drum")  # the old title is selected
+    page.press("Enter")
+    page.until(lambda: titles(page) == ["Clara & <the> drum"])
+    assert fake.sessions["ann"]["title"] == page.text("#title") == "Clara & <the> drum"
+    menu(page, "Clara", "Rename")
+    page.run("document.querySelector('dialog input').value = '  '")
+    page.press("Enter")
+    page.find("dialog .trouble", "Title is empty")
+    page.press("Escape")
+    assert fake.sessions["ann"]["title"] == "Clara & <the> drum"
+
+
+def test_fork_continues_without_its_origin(page, fake):
+    fake.add("ann", "Ann", CLARA)
+    reload(page, fake)
+    menu(page, "Ann", "Fork")
+    page.until(lambda: page.text("#title") == "Fork of Ann")
+    assert titles(page) == ["Fork of Ann", "Ann"]
+    page.until(lambda: len(page.texts(".turn")) == 1)
+    send(page, "What does Clara play?")
+    page.until(lambda: answers(page)[-1] == "Clara plays the drum.")
+    assert {len(session["messages"]) for session in fake.sessions.values()} == {2, 4}
+    assert len(fake.sessions["ann"]["messages"]) == 2
+
+
+def test_delete_asks_first(page, fake):
+    fake.add("ann", "Ann", CLARA)
+    fake.add("bob", "Bob", age=60)
+    reload(page, fake)
+    page.click(".row-open", "Ann")
+    page.find(".user")
+    menu(page, "Ann", "Delete")
+    page.find("dialog", "cannot be brought back")
+    page.press("Enter")  # Cancel has the focus
+    assert set(fake.sessions) == {"ann", "bob"} and page.texts("dialog") == []
+    menu(page, "Ann", "Delete")
+    page.click("dialog button[type=submit]")
+    page.until(lambda: titles(page) == ["Bob"])
+    page.find(".welcome")
+    assert set(fake.sessions) == {"bob"} and page.run("return location.hash") == ""
+
+
+def test_export_and_import_round_trip(page, fake):
+    fake.add("ann", "Ann", CLARA)
+    reload(page, fake)
+    for file in page.downloads.iterdir():
+        file.unlink()
+    menu(page, "Ann", "Export")
+    file = page.downloads / "ann.safetensors"
+    page.until(file.exists)
+    assert file.read_bytes().startswith(MAGIC)
+    choose(page, file)  # the name is taken
+    page.until(lambda: page.text("#title") == "Ann" and "ann-2" in fake.sessions)
+    page.until(lambda: page.texts(".turn .user .prose") == ["My sister Clara plays the drum."])
+    assert fake.sessions["ann-2"]["messages"] == fake.sessions["ann"]["messages"]
+
+
+def choose(page: Browser, file) -> None:
+    page.run("document.getElementById('import-file').classList.remove('hidden')")
+    page.type("#import-file", str(file))
+    page.run("document.getElementById('import-file').classList.add('hidden')")
+
+
+def test_files_that_are_no_sessions_are_refused_in_a_sentence(page, fake, tmp_path):
+    bad = tmp_path / "..a b<i>.safetensors"
+    bad.write_bytes(b"not a session")
+    choose(page, bad)
+    page.find("#alerts .problem", "The file is not a session")
+    assert fake.requests[-1][:2] == ("POST", "/v1/sessions/import")
+    page.click("#alerts [aria-label='Close this message']")
+    large = tmp_path / "large.safetensors"
+    large.write_bytes(bytes(6_000_000))
+    before = len(fake.requests)
+    choose(page, large)
+    page.find("#alerts .problem", "The file has 6.0 MB, but this server accepts at most 5.0 MB.")
+    assert len(fake.requests) == before
+
+
+def test_search_finds_words_of_titles(page, fake):
+    for i, title in enumerate(("Clara and the drum", "Hugo and the lamp", "The drum of Hugo")):
+        fake.add(f"s{i}", title, age=60 * i)
+    reload(page, fake)
+    page.until(lambda: len(titles(page)) == 3)
+    page.type("#search", "hugo DRUM")
+    assert titles(page) == ["The drum of Hugo"] and page.text("#sessions-note") == "1 session found"
+    page.type("#search", "x")
+    assert titles(page) == [] and page.text("#sessions-note") == "No session matches."
+
+
+def test_undo_takes_back_the_turn_and_returns_its_text(page, fake):
+    for text in ("first", "second"):
+        send(page, text)
+        done(page)
+    page.click("#undo")
+    page.until(lambda: len(page.texts(".turn")) == 1)
+    assert page.run("return document.getElementById('message').value") == "second"
+    (session,) = fake.sessions.values()
+    assert [m["content"] for m in session["messages"] if m["role"] == "user"] == ["first"]
+    page.until(lambda: page.text("#meter").startswith("9 tokens read"))
+    fake.undone.clear()
+    page.click("#undo")
+    page.find("#alerts .problem", "There is no turn to undo")
+    assert len(page.texts(".turn")) == 1
+
+
+def test_what_is_read_or_off_is_not_kept_and_says_so(page, fake):
+    send(page, "My sister Clara plays the drum.")
+    done(page)
+    for mode, said, note in (
+        ("Read", "Clara plays the drum.", "Memory read, not written"),
+        ("Off", "I do not know what Clara plays.", "Memory off"),
+    ):
+        page.click("#memory label", mode)
+        send(page, "What does Clara play?")
+        page.until(lambda said=said: answers(page)[-1] == said)
+        page.find(".facts-line", note)
+    (session,) = fake.sessions.values()
+    assert len(session["messages"]) == 2 and page.text("#meter") == "14 tokens read, state 1.9 MB"
+    assert [body["memory"] for body in fake.posted("/v1/chat/completions")] == ["write", "read", "off"]
+    assert page.run("return document.getElementById('compare').disabled")
+    page.click("#undo")  # takes the unwritten turn off the page
+    page.until(lambda: len(page.texts(".turn")) == 2)
+    assert fake.posted(f"/v1/sessions/{session['id']}/undo") == [] and len(session["messages"]) == 2
+
+
+def test_the_answer_without_memory_stands_beside_and_touches_no_session(page, fake):
+    send(page, "My sister Clara plays the drum.")
+    done(page)
+    page.click("#compare")
+    send(page, "What does Clara play?")
+    page.find(".other .facts-line", "outside the session; nothing of it is kept")
+    page.until(lambda: answers(page)[1:] == ["Clara plays the drum.", "I do not know what Clara plays."])
+    first, second = sorted(fake.posted("/v1/chat/completions")[1:], key=lambda body: "session" not in body)
+    assert "session" not in second and second["memory"] == "off" and second["seed"] == first["seed"]
+    (session,) = fake.sessions.values()
+    assert len(session["messages"]) == 4
+    boxes = page.run("return [...document.querySelectorAll('.side')].map((e) => e.getBoundingClientRect().top)")
+    assert boxes[0] == boxes[1]
+    page.click(".row-open", "My sister")  # opening it again keeps the comparison
+    page.until(lambda: len(page.texts(".side")) == 2)
+
+
+def test_a_failed_comparison_is_tried_again_alone(page, fake):
+    page.click("#compare")
+    fake.failures.append(("POST", "/v1/chat/completions", 429, "There are too many requests: try again in a moment."))
+    fake.failures.append(("POST", "/v1/chat/completions", 429, "There are too many requests: try again in a moment."))
+    send(page, "hello there")
+    page.until(lambda: len(page.texts(".problem")) == 2)
+    for left in (1, 0):
+        page.click(".problem button", "Try again")
+        page.until(lambda left=left: len(page.texts(".problem")) == left)
+    page.until(lambda: len(answers(page)) == 2 and all("2 words" in text for text in answers(page)))
+
+
+def test_an_answer_goes_on_while_another_session_is_open(page, fake):
+    fake.add("ann", "Ann", CLARA, age=60)
+    reload(page, fake)
+    fake.pause, fake.answer = 0.1, "one two three four five six seven eight nine ten"
+    page.until(lambda: titles(page) == ["Ann"])
+    send(page, "count")
+    page.until(lambda: "two" in "".join(answers(page)))
+    page.click(".row-open", "Ann")
+    page.until(lambda: answers(page) == ["I have read 6 words, and keep them."])
+    page.find(".row-open", "count")
+    page.click(".row-open", "count")
+    page.until(lambda: answers(page) == ["one two three four five six seven eight nine ten"])
+    assert len(fake.sessions["ann"]["messages"]) == 2
+
+
+def test_the_address_names_the_session(page, fake):
+    fake.add("ann", "Ann", CLARA)
+    fake.add("bob", "Bob", (("user", "hi"), ("assistant", "hello")), age=60)
+    reload(page, fake)
+    page.click(".row-open", "Ann")
+    page.find(".user", "drum")
+    page.click(".row-open", "Bob")
+    page.find(".user", "hi")
+    page.run("history.back()")
+    page.find(".user", "drum")
+    assert page.run("return location.hash") == "#ann"
+    page.open(fake.url + "#bob")
+    page.find(".user", "hi")
+    page.open(fake.url + "#nobody")
+    page.find(".problem", "There is no session 'nobody'")
+
+
+def test_a_session_of_somebody_elses_making_shows_every_kind_of_turn(page, fake):
+    fake.add("ann", "Ann", (("system", "Be brief."), ("user", "told"), ("user", "asked"), ("assistant", "answered")))
+    reload(page, fake)
+    page.click(".row-open", "Ann")
+    page.find(".system", "Be brief.")
+    assert page.texts(".user .prose") == ["told", "asked"] and answers(page) == ["answered"]
+
+
+def test_a_model_without_memory_offers_none(page, fake):
+    fake.has_memory = False
+    reload(page, fake)
+    page.until(lambda: "no memory of its own" in page.text("#memory-note"))
+    assert page.run("return document.getElementById('memory').matches(':disabled') && document.getElementById('compare').disabled")
+    send(page, "hello")
+    done(page)
+    assert len(answers(page)) == 1
+
+
+def test_settings_are_sent_and_kept(page, fake):
+    page.click("#settings")
+    page.find("dialog", "titans-mag-nano")
+    for field, value in (("Temperature", "0"), ("Longest answer", "99999")):
+        page.run("const f = [...document.querySelectorAll('dialog label')].find((l) => l.textContent.startsWith(arguments[0])).querySelector('input'); f.value = arguments[1]", field, value)
+    page.click("dialog button", "Save")
+    page.find("dialog .trouble", "from 1 to 1024 tokens")
+    page.run("[...document.querySelectorAll('dialog label')].find((l) => l.textContent.startsWith('Longest')).querySelector('input').value = '12'")
+    page.click("dialog button", "Save")
+    reload(page, fake)
+    page.find(".welcome")
+    send(page, "hello")
+    done(page)
+    (body,) = fake.posted("/v1/chat/completions")
+    assert body["temperature"] == 0 and body["max_tokens"] == 12
+
+
+def test_messages_show_code_and_keep_everything_else_as_written(page, fake):
+    fake.answer = "Use `a<b>` and **bold**:\n\n```python\nprint('<b>')\n```\nDone * not * bold."
+    send(page, "show `code`")
+    done(page)
+    page.until(lambda: page.texts(".answer pre") == ["print('<b>')"])
+    assert page.texts(".answer .prose") == ["Use a<b> and bold:", "Done * not * bold."]
+    assert page.texts(".answer .prose code") == ["a<b>"] and page.texts(".answer strong") == ["bold"]
+    assert page.texts(".user .prose") == ["show `code`"]
