@@ -17,11 +17,11 @@ def window(tmp_path_factory):
 def browser(window: Browser):
     window.prefers("light")
     window.size(1400)
+    window.troubles = []
     yield window
-    troubles = window.run("return window.troubles ?? []")
     window.run("try { localStorage.clear(); sessionStorage.clear(); } catch {}")
     window.open("about:blank")
-    assert troubles == []
+    assert window.troubles == []
 
 
 @pytest.fixture
@@ -31,11 +31,6 @@ def fake() -> Fake:
 
 @pytest.fixture
 def page(browser: Browser, fake: Fake):
-    """The page of the server, open."""
-    with serving(fake) as url:
-        fake.url = url
-        browser.open(url)
-        browser.find("#message")
-        browser.until(lambda: browser.run("return Boolean(document.querySelector('.welcome, .problem, dialog'))"), "the page stays empty")
+    """A browser beside a server, whose page is not open yet."""
+    with serving(fake) as fake.url:
         yield browser
-        browser.run("return 0")

@@ -41,6 +41,7 @@ class Fake:
     undone: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     last_turn: dict[str, tuple[str, str]] = field(default_factory=dict)
     grows: int = 0
+    url: str = ""
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def add(self, name: str, title: str = "", messages: tuple[tuple[str, str], ...] = (), age: float = 0.0) -> None:
@@ -161,7 +162,11 @@ class Handler(BaseHTTPRequestHandler):
     def on_post_fork(self, name: str, value: Any) -> None:
         other = value.get("id") or f"{name}-fork-{len(self.fake.sessions)}"
         now = time.time()
-        self.fake.sessions[other] = copy.deepcopy(self.fake.sessions[name]) | {"id": other, "created": now, "updated": now}
+        self.fake.sessions[other] = copy.deepcopy(self.fake.sessions[name]) | {
+            "id": other,
+            "created": now,
+            "updated": now,
+        }
         self.give(self.fake.view(other), 201)
 
     def on_post_undo(self, name: str, value: Any) -> None:
@@ -183,7 +188,9 @@ class Handler(BaseHTTPRequestHandler):
         trace = {
             "tokens": [{"id": i, "text": text, "role": role} for i, (role, text) in enumerate(found)],
             "series": {"surprise": surprise, "lr": [0.1 + 0.01 * (i % 9) for i in range(len(found))]},
-            "resembled": [[{"index": j, "weight": 0.5 / (1 + i - j)} for j in range(max(0, i - 3), i)] for i in range(len(found))],
+            "resembled": [
+                [{"index": j, "weight": 0.5 / (1 + i - j)} for j in range(max(0, i - 3), i)] for i in range(len(found))
+            ],
         }
         trace["series"]["retain"] = [0.99 - 0.001 * (i % 7) for i in range(len(found))]
         if not self.fake.has_memory:
@@ -225,11 +232,22 @@ class Handler(BaseHTTPRequestHandler):
                 said.append(piece)
             self.keep(name, mode, text, "".join(said))
             self.event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
-            usage = {"prompt_tokens": tokens(text), "completion_tokens": len(said), "total_tokens": tokens(text) + len(said)}
+            usage = {
+                "prompt_tokens": tokens(text),
+                "completion_tokens": len(said),
+                "total_tokens": tokens(text) + len(said),
+            }
             about = None
             if session is not None:
-                about = {"id": name, "tokens_read": session["tokens_read"], "state_bytes": session["state_bytes"], "cached": None}
-            self.event({"choices": [], "usage": usage | {"prompt_tokens_details": {"cached_tokens": 0}}, "session": about})
+                about = {
+                    "id": name,
+                    "tokens_read": session["tokens_read"],
+                    "state_bytes": session["state_bytes"],
+                    "cached": None,
+                }
+            self.event(
+                {"choices": [], "usage": usage | {"prompt_tokens_details": {"cached_tokens": 0}}, "session": about}
+            )
             self.wfile.write(b"data: [DONE]\n\n")
             return
         self.keep(name, mode, text, "".join(said))  # the client closed the connection: the turn ends there

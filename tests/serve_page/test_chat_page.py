@@ -22,12 +22,16 @@ def answers(page: Browser) -> list[str]:
 
 def done(page: Browser) -> None:
     """Wait until no answer is being written."""
-    page.until(lambda: page.run("return document.getElementById('stop').hidden && document.querySelectorAll('.turn').length > 0"))
+    page.until(
+        lambda: page.run(
+            "return document.getElementById('stop').hidden && document.querySelectorAll('.turn').length > 0"
+        )
+    )
 
 
-def reload(page: Browser, fake: Fake) -> None:
+def visit(page: Browser, fake: Fake) -> None:
     page.open(fake.url)
-    page.find(".session-list")
+    page.find(".welcome, .problem, dialog, .turn")
 
 
 def menu(page: Browser, title: str, entry: str) -> None:
@@ -39,11 +43,14 @@ def titles(page: Browser) -> list[str]:
     return page.texts(".row-open > span:first-child")
 
 
-def test_the_empty_page_says_what_it_is_and_offers_three_things(page):
+def test_the_empty_page_says_what_it_is_and_offers_three_things(page, fake):
+    visit(page, fake)
     assert "memory that learns while it reads" in page.text(".welcome")
     assert len(page.texts(".example")) == 3
     page.click(".example", "with and without")
-    assert page.run("return [document.getElementById('message').value, document.getElementById('compare').checked]") == [
+    assert page.run(
+        "return [document.getElementById('message').value, document.getElementById('compare').checked]"
+    ) == [
         "What does my sister Clara play?",
         True,
     ]
@@ -53,6 +60,7 @@ def test_the_empty_page_says_what_it_is_and_offers_three_things(page):
 
 
 def test_answers_stream_and_the_meter_counts(page, fake):
+    visit(page, fake)
     fake.pause = 0.1
     send(page, "My sister Clara plays the drum.")
     seen = page.until(lambda: (found := answers(page)) and 3 < len(found[0]) < 20 and found[0])
@@ -73,6 +81,7 @@ def test_answers_stream_and_the_meter_counts(page, fake):
 
 
 def test_a_state_that_grows_is_not_called_constant(page, fake):
+    visit(page, fake)
     fake.grows = 64_000
     for text in ("one", "two"):
         send(page, text)
@@ -81,6 +90,7 @@ def test_a_state_that_grows_is_not_called_constant(page, fake):
 
 
 def test_stop_ends_the_answer_and_shows_the_part_that_the_session_keeps(page, fake):
+    visit(page, fake)
     fake.pause, fake.answer = 0.1, "one two three four five six seven eight nine ten eleven twelve " * 9
     send(page, "count")
     page.until(lambda: "two" in "".join(answers(page)))
@@ -96,6 +106,7 @@ def test_stop_ends_the_answer_and_shows_the_part_that_the_session_keeps(page, fa
 
 
 def test_enter_sends_and_shift_enter_begins_a_line(page, fake):
+    visit(page, fake)
     page.type("#message", "first")
     page.press("Shift+Enter")
     page.type("#message", "second")
@@ -107,6 +118,7 @@ def test_enter_sends_and_shift_enter_begins_a_line(page, fake):
 
 
 def test_an_error_is_one_sentence_with_a_retry(page, fake):
+    visit(page, fake)
     fake.failures.append(("POST", "/v1/chat/completions", 507, "The disk is full: delete a session, then try again."))
     send(page, "hello there")
     page.find(".problem", "The disk is full: delete a session, then try again.")
@@ -117,6 +129,7 @@ def test_an_error_is_one_sentence_with_a_retry(page, fake):
 
 
 def test_a_connection_that_breaks_off_shows_what_the_session_has(page, fake):
+    visit(page, fake)
     fake.breaks_after = 3
     send(page, "hello there")
     page.find(".problem", "The connection ended before the answer did.")
@@ -127,7 +140,7 @@ def test_a_connection_that_breaks_off_shows_what_the_session_has(page, fake):
 
 def test_a_server_that_is_away_is_named(page, fake):
     fake.failures.append(("GET", "/v1/sessions", 503, "The server is shutting down: try again in a moment."))
-    reload(page, fake)
+    visit(page, fake)
     page.find("#alerts .problem", "The server is shutting down")
     fake.add("ann", "Ann")
     page.click("#alerts .problem button", "Try again")
@@ -137,7 +150,7 @@ def test_a_server_that_is_away_is_named(page, fake):
 def test_a_key_is_asked_for_and_kept_in_this_tab_alone(page, fake):
     fake.key = "sk-right"
     fake.add("ann", "Ann")
-    reload(page, fake)
+    visit(page, fake)
     page.find("dialog", "answers only with an API key")
     page.type("dialog input", "wrong")
     page.press("Enter")
@@ -146,14 +159,14 @@ def test_a_key_is_asked_for_and_kept_in_this_tab_alone(page, fake):
     page.click("dialog button[type=submit]")
     page.until(lambda: titles(page) == ["Ann"])
     assert page.run("return [Object.values(sessionStorage), Object.values(localStorage)]") == [["sk-right"], []]
-    reload(page, fake)
+    visit(page, fake)
     page.until(lambda: titles(page) == ["Ann"])
     assert page.texts("dialog") == []
 
 
 def test_no_key_leaves_a_sentence_and_a_way_back(page, fake):
     fake.key = "sk-right"
-    reload(page, fake)
+    visit(page, fake)
     page.find("dialog")
     page.press("Escape")
     page.click(".problem button", "Try again")
@@ -165,7 +178,7 @@ def test_no_key_leaves_a_sentence_and_a_way_back(page, fake):
 
 def test_rename(page, fake):
     fake.add("ann", "Ann", CLARA)
-    reload(page, fake)
+    visit(page, fake)
     page.click(".row-open", "Ann")
     page.find(".user")
     menu(page, "Ann", "Rename")
@@ -184,7 +197,7 @@ def test_rename(page, fake):
 
 def test_fork_continues_without_its_origin(page, fake):
     fake.add("ann", "Ann", CLARA)
-    reload(page, fake)
+    visit(page, fake)
     menu(page, "Ann", "Fork")
     page.until(lambda: page.text("#title") == "Fork of Ann")
     assert titles(page) == ["Fork of Ann", "Ann"]
@@ -198,7 +211,7 @@ def test_fork_continues_without_its_origin(page, fake):
 def test_delete_asks_first(page, fake):
     fake.add("ann", "Ann", CLARA)
     fake.add("bob", "Bob", age=60)
-    reload(page, fake)
+    visit(page, fake)
     page.click(".row-open", "Ann")
     page.find(".user")
     menu(page, "Ann", "Delete")
@@ -214,7 +227,7 @@ def test_delete_asks_first(page, fake):
 
 def test_export_and_import_round_trip(page, fake):
     fake.add("ann", "Ann", CLARA)
-    reload(page, fake)
+    visit(page, fake)
     for file in page.downloads.iterdir():
         file.unlink()
     menu(page, "Ann", "Export")
@@ -234,6 +247,7 @@ def choose(page: Browser, file) -> None:
 
 
 def test_files_that_are_no_sessions_are_refused_in_a_sentence(page, fake, tmp_path):
+    visit(page, fake)
     bad = tmp_path / "..a b<i>.safetensors"
     bad.write_bytes(b"not a session")
     choose(page, bad)
@@ -251,7 +265,7 @@ def test_files_that_are_no_sessions_are_refused_in_a_sentence(page, fake, tmp_pa
 def test_search_finds_words_of_titles(page, fake):
     for i, title in enumerate(("Clara and the drum", "Hugo and the lamp", "The drum of Hugo")):
         fake.add(f"s{i}", title, age=60 * i)
-    reload(page, fake)
+    visit(page, fake)
     page.until(lambda: len(titles(page)) == 3)
     page.type("#search", "hugo DRUM")
     assert titles(page) == ["The drum of Hugo"] and page.text("#sessions-note") == "1 session found"
@@ -260,6 +274,7 @@ def test_search_finds_words_of_titles(page, fake):
 
 
 def test_undo_takes_back_the_turn_and_returns_its_text(page, fake):
+    visit(page, fake)
     for text in ("first", "second"):
         send(page, text)
         done(page)
@@ -276,6 +291,7 @@ def test_undo_takes_back_the_turn_and_returns_its_text(page, fake):
 
 
 def test_what_is_read_or_off_is_not_kept_and_says_so(page, fake):
+    visit(page, fake)
     send(page, "My sister Clara plays the drum.")
     done(page)
     for mode, said, note in (
@@ -296,6 +312,7 @@ def test_what_is_read_or_off_is_not_kept_and_says_so(page, fake):
 
 
 def test_the_answer_without_memory_stands_beside_and_touches_no_session(page, fake):
+    visit(page, fake)
     send(page, "My sister Clara plays the drum.")
     done(page)
     page.click("#compare")
@@ -313,6 +330,7 @@ def test_the_answer_without_memory_stands_beside_and_touches_no_session(page, fa
 
 
 def test_a_failed_comparison_is_tried_again_alone(page, fake):
+    visit(page, fake)
     page.click("#compare")
     fake.failures.append(("POST", "/v1/chat/completions", 429, "There are too many requests: try again in a moment."))
     fake.failures.append(("POST", "/v1/chat/completions", 429, "There are too many requests: try again in a moment."))
@@ -326,7 +344,7 @@ def test_a_failed_comparison_is_tried_again_alone(page, fake):
 
 def test_an_answer_goes_on_while_another_session_is_open(page, fake):
     fake.add("ann", "Ann", CLARA, age=60)
-    reload(page, fake)
+    visit(page, fake)
     fake.pause, fake.answer = 0.1, "one two three four five six seven eight nine ten"
     page.until(lambda: titles(page) == ["Ann"])
     send(page, "count")
@@ -342,7 +360,7 @@ def test_an_answer_goes_on_while_another_session_is_open(page, fake):
 def test_the_address_names_the_session(page, fake):
     fake.add("ann", "Ann", CLARA)
     fake.add("bob", "Bob", (("user", "hi"), ("assistant", "hello")), age=60)
-    reload(page, fake)
+    visit(page, fake)
     page.click(".row-open", "Ann")
     page.find(".user", "drum")
     page.click(".row-open", "Bob")
@@ -358,7 +376,7 @@ def test_the_address_names_the_session(page, fake):
 
 def test_a_session_of_somebody_elses_making_shows_every_kind_of_turn(page, fake):
     fake.add("ann", "Ann", (("system", "Be brief."), ("user", "told"), ("user", "asked"), ("assistant", "answered")))
-    reload(page, fake)
+    visit(page, fake)
     page.click(".row-open", "Ann")
     page.find(".system", "Be brief.")
     assert page.texts(".user .prose") == ["told", "asked"] and answers(page) == ["answered"]
@@ -366,24 +384,33 @@ def test_a_session_of_somebody_elses_making_shows_every_kind_of_turn(page, fake)
 
 def test_a_model_without_memory_offers_none(page, fake):
     fake.has_memory = False
-    reload(page, fake)
+    visit(page, fake)
     page.until(lambda: "no memory of its own" in page.text("#memory-note"))
-    assert page.run("return document.getElementById('memory').matches(':disabled') && document.getElementById('compare').disabled")
+    assert page.run(
+        "return document.getElementById('memory').matches(':disabled') && document.getElementById('compare').disabled"
+    )
     send(page, "hello")
     done(page)
     assert len(answers(page)) == 1
 
 
 def test_settings_are_sent_and_kept(page, fake):
+    visit(page, fake)
     page.click("#settings")
     page.find("dialog", "titans-mag-nano")
     for field, value in (("Temperature", "0"), ("Longest answer", "99999")):
-        page.run("const f = [...document.querySelectorAll('dialog label')].find((l) => l.textContent.startsWith(arguments[0])).querySelector('input'); f.value = arguments[1]", field, value)
+        page.run(
+            "const f = [...document.querySelectorAll('dialog label')].find((l) => l.textContent.startsWith(arguments[0])).querySelector('input'); f.value = arguments[1]",
+            field,
+            value,
+        )
     page.click("dialog button", "Save")
     page.find("dialog .trouble", "from 1 to 1024 tokens")
-    page.run("[...document.querySelectorAll('dialog label')].find((l) => l.textContent.startsWith('Longest')).querySelector('input').value = '12'")
+    page.run(
+        "[...document.querySelectorAll('dialog label')].find((l) => l.textContent.startsWith('Longest')).querySelector('input').value = '12'"
+    )
     page.click("dialog button", "Save")
-    reload(page, fake)
+    visit(page, fake)
     page.find(".welcome")
     send(page, "hello")
     done(page)
@@ -392,6 +419,7 @@ def test_settings_are_sent_and_kept(page, fake):
 
 
 def test_messages_show_code_and_keep_everything_else_as_written(page, fake):
+    visit(page, fake)
     fake.answer = "Use `a<b>` and **bold**:\n\n```python\nprint('<b>')\n```\nDone * not * bold."
     send(page, "show `code`")
     done(page)

@@ -54,6 +54,7 @@ class Browser:
 
     def __init__(self, port: int, folder: Path):
         self.base = f"http://127.0.0.1:{port}"
+        self.troubles: list[str] = []  # of the pages so far
         self.downloads = folder / "downloads"
         self.downloads.mkdir(exist_ok=True)
         options = {
@@ -61,7 +62,11 @@ class Browser:
             "args": [*FLAGS, f"--user-data-dir={folder / 'profile'}", "--window-size=1400,900"],
             "prefs": {"download.default_directory": str(self.downloads), "download.prompt_for_download": False},
         }
-        opened = self._call("POST", "/session", {"capabilities": {"alwaysMatch": {"browserName": "chrome", "goog:chromeOptions": options}}})
+        opened = self._call(
+            "POST",
+            "/session",
+            {"capabilities": {"alwaysMatch": {"browserName": "chrome", "goog:chromeOptions": options}}},
+        )
         self.base += f"/session/{opened['sessionId']}"
         self.cdp("Page.addScriptToEvaluateOnNewDocument", source=WATCH)
         self.cdp("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(self.downloads))
@@ -82,15 +87,22 @@ class Browser:
         return self._call("POST", "/goog/cdp/execute", {"cmd": command, "params": params})
 
     def size(self, width: int, height: int = 900) -> None:
-        self.cdp("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 700)
+        self.cdp(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 700
+        )
 
     def prefers(self, scheme: str) -> None:
-        features = [{"name": "prefers-color-scheme", "value": scheme}, {"name": "prefers-reduced-motion", "value": "reduce"}]
+        features = [
+            {"name": "prefers-color-scheme", "value": scheme},
+            {"name": "prefers-reduced-motion", "value": "reduce"},
+        ]
         self.cdp("Emulation.setEmulatedMedia", features=features)
 
     def open(self, url: str) -> None:
+        self.troubles += self.run("return window.troubles ?? []")
         self._call("POST", "/url", {"url": "about:blank"})
-        self._call("POST", "/url", {"url": url})
+        if url != "about:blank":
+            self._call("POST", "/url", {"url": url})
 
     def run(self, script: str, *args: Any) -> Any:
         return self._call("POST", "/execute/sync", {"script": script, "args": list(args)})
