@@ -36,7 +36,7 @@ class Fake:
     breaks_after: int | None = None
     key: str | None = None
     has_memory: bool = True
-    body_bytes: int = 5_000_000
+    import_bytes: int = 5_000_000
     requests: list[tuple[str, str, Any]] = field(default_factory=list)
     undone: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     last_turn: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -132,7 +132,8 @@ class Handler(BaseHTTPRequestHandler):
                     "parameters": 1_234_567,
                     "context": {"window": 64},
                     "has_memory": fake.has_memory,
-                    "limits": {"max_tokens": 1024, "body_bytes": fake.body_bytes, "prompt_tokens": 100_000},
+                    "limits": {"max_tokens": 1024, "body_bytes": 1_000_000,
+                        "import_bytes": fake.import_bytes, "prompt_tokens": 100_000},
                     "quota": {"sessions": 100, "bytes": 1_000_000_000},
                     "needs_key": fake.key is not None,
                 }
@@ -210,11 +211,13 @@ class Handler(BaseHTTPRequestHandler):
     def complete(self, value: dict[str, Any]) -> None:
         fake, name, mode = self.fake, value.get("session"), value.get("memory", "write")
         text = value["messages"][-1]["content"]
+        if name is None and "memory" in value:
+            return self.problem(400, "memory needs a session: give one, or leave memory out")
         with fake.lock:
             if name and name not in fake.sessions and mode == "write":
                 fake.add(name)
             session = fake.sessions.get(name) if name else None
-            known = "" if mode == "off" or not session else json.dumps(session["messages"])
+            known = "" if mode == "off" or session is None else json.dumps(session["messages"])
         answer = fake.answer if fake.answer is not None else canned(text, known)
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")

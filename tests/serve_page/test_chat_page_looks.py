@@ -147,7 +147,7 @@ def test_text_stands_out_from_its_background_everywhere(page, fake, width, schem
     page.click("#compare")
     page.type("#message", "What does Clara play?")
     page.click("#send")
-    page.find(".other .facts-line", "outside")
+    page.find(".other .facts-line", "nothing of it is kept")
     assert page.run(CONTRAST) == []
     page.click("#inspect")
     page.find(".tokens span")

@@ -179,7 +179,7 @@ function themeButton() {
 async function settings() {
   const { temperature, maxTokens } = sampling, most = server.limits?.max_tokens ?? 4096;
   const about = [["model", plain(server.model) || "–"], ["parameters", count(server.parameters)], ["memory", server.has_memory === false ? "none" : "yes"],
-    ["attention window", server.context?.window ? `${count(server.context.window)} tokens` : "the whole context"], ["longest prompt", `${count(server.limits?.prompt_tokens)} tokens`], ["largest file", bytes(server.limits?.body_bytes)], ["version", plain(server.version) || "–"]];
+    ["attention window", server.context?.window ? `${count(server.context.window)} tokens` : "the whole context"], ["longest prompt", `${count(server.limits?.prompt_tokens)} tokens`], ["largest file", bytes(server.limits?.import_bytes ?? server.limits?.body_bytes)], ["version", plain(server.version) || "–"]];
   const onKey = async () => {
     const given = await askKey(false);
     if (!given) return;

@@ -161,7 +161,7 @@ function answerElement(turn, answer, heading) {
 
 function facts(turn, answer, isOther) {
   const found = [];
-  if (isOther) found.push("Made from this message alone, outside the session; nothing of it is kept");
+  if (isOther) found.push("From this message alone, with an empty memory; nothing of it is kept");
   else if (turn.kept && answer.state === "stopped") found.push("Stopped; the session keeps this part");
   else if (answer.state === "stopped") found.push("Stopped; the session keeps nothing of this turn");
   else if (answer.state === "done" && !turn.kept) found.push(turn.memory === "read" ? "Memory read, not written: the session does not keep this turn" : "Memory off: the session does not keep this turn");

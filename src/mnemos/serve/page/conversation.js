@@ -126,12 +126,12 @@ export class Conversation {
     return turn;
   }
 
-  // The answer to this message alone, memory off, outside every session: nothing can be written by it.
+  // The answer to this message alone, from an empty memory and outside every session: nothing can be written by it.
   async compare(turn) {
     turn.other = newAnswer();
     this.otherAbort = new AbortController();
     const system = this.turns.filter((t) => t.system !== null && t.kept).map((t) => ({ role: "system", content: t.system }));
-    const request = { ...this.options(turn), messages: [...system, { role: "user", content: turn.user }], memory: "off" };
+    const request = { ...this.options(turn), messages: [...system, { role: "user", content: turn.user }] };
     end(turn.other, await this.read(turn, turn.other, request, this.otherAbort.signal, () => {}));
     this.otherAbort = null;
     if (this.turns.includes(turn)) this.changed(this, turn, "end");

@@ -167,7 +167,8 @@ async function importFile() {
   $("import-file").value = "";
   if (!file) return;
   await guarded(async () => {
-    if (Number.isFinite(limits.body_bytes) && file.size > limits.body_bytes) throw new api.ApiError(`The file has ${bytes(file.size)}, but this server accepts at most ${bytes(limits.body_bytes)}.`, 413);
+    const most = limits.import_bytes ?? limits.body_bytes;
+    if (Number.isFinite(most) && file.size > most) throw new api.ApiError(`The file has ${bytes(file.size)}, but this server accepts at most ${bytes(most)}.`, 413);
     const added = await firstFree(validName(file.name), (id) => api.imported(id, file));
     list = [added, ...list.filter((other) => other.id !== added.id)];
     draw();
