@@ -132,8 +132,12 @@ class Handler(BaseHTTPRequestHandler):
                     "parameters": 1_234_567,
                     "context": {"window": 64},
                     "has_memory": fake.has_memory,
-                    "limits": {"max_tokens": 1024, "body_bytes": 1_000_000,
-                        "import_bytes": fake.import_bytes, "prompt_tokens": 100_000},
+                    "limits": {
+                        "max_tokens": 1024,
+                        "body_bytes": 1_000_000,
+                        "import_bytes": fake.import_bytes,
+                        "prompt_tokens": 100_000,
+                    },
                     "quota": {"sessions": 100, "bytes": 1_000_000_000},
                     "needs_key": fake.key is not None,
                 }
@@ -182,7 +186,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def on_get_trace(self, name: str, value: Any) -> None:
         if name not in self.fake.last_turn:
-            return self.problem(409, "There is no turn to inspect since the server opened the session.")
+            return self.problem(409, "there is no turn to inspect since the server opened the session")
         said, answered = self.fake.last_turn[name]
         found = [("user", text) for text in pieces(said)] + [("assistant", text) for text in pieces(answered)]
         surprise = [1.0 + (len(text) * 37 % 50) / 10 for _, text in found]

@@ -1,5 +1,5 @@
 // The conversation on the screen: turns, answers side by side, the empty state, the meter, the composer.
-import { $, announce, bytes, count, el, icon, isolated, number, plain, plural, toast } from "./dom.js";
+import { $, announce, bytes, count, el, icon, isolated, number, plain, plural, sentence, toast } from "./dom.js";
 import { elements } from "./text.js";
 
 const NOTES = {
@@ -8,7 +8,7 @@ const NOTES = {
   off: "Answers from this message alone, and keeps nothing of this turn.",
 };
 const EXAMPLES = [
-  { title: "Tell it a fact", text: "My sister Clara plays the drum. Please remember that.", note: "It reads each token once, and keeps it in a state of constant size instead of a growing transcript." },
+  { title: "Tell it a fact", text: "My sister Clara plays the drum. Please remember that.", note: "Each token is read once. The line above counts them, and shows how large the state is and whether it grows." },
   { title: "Ask with and without memory", text: "What does my sister Clara play?", compare: true, note: "A second answer beside the first shows what the model says without the session." },
   { title: "See what surprised it", text: "The sky is blue, the grass is green, and the moon is a violin.", inspect: true, note: "The inspector colours each token by what the memory did with it." },
 ];
@@ -114,14 +114,22 @@ export function heading() {
 }
 
 function welcome() {
-  const cards = EXAMPLES.map(({ title, text, note, ...extra }) =>
+  const own = Array.isArray(server?.examples) ? server.examples : [];
+  const cards = EXAMPLES.map((card, i) => (typeof own[i] === "string" ? { ...card, text: plain(own[i], 300) } : card)).map(({ title, text, note, ...extra }) =>
     el("button", { type: "button", class: "example", onclick: () => example(text, extra) }, el("strong", {}, title), el("span", { class: "quote" }, `“${text}”`), el("span", { class: "soft" }, note)));
   const name = plain(server?.model, 60);
   return el("section", { class: "welcome", "aria-labelledby": "welcome" },
     el("h2", { id: "welcome" }, "A model that remembers"),
-    el("p", {}, "A session is a memory that learns while it reads. What you write is read once and kept in a state of fixed size, on this server, until you delete it. Come back another day and go on; earlier turns are not read again."),
+    el("p", {}, about()),
     el("p", { class: "soft" }, "Three things to try", name ? [" with ", isolated(name)] : null, ":"),
     el("div", { class: "examples" }, ...cards));
+}
+
+function about() {
+  if (typeof server?.about === "string" && server.about) return plain(server.about, 1000);
+  const until = Number.isFinite(server?.ttl) ? `until you delete it, or do not use it for ${plural(Math.max(1, Math.round(server.ttl / 86400)), "day")}` : "until you delete it";
+  if (server?.has_memory === false) return `A session keeps the state of the model on this server, ${until}. This model has no memory beside its attention.`;
+  return `A session is a memory that learns while it reads. What you write is read once, and the state is kept on this server ${until}. Come back another day and go on: earlier turns are not read again.`;
 }
 
 function example(text, { compare, inspect }) {
@@ -193,7 +201,7 @@ async function copy(text) {
 }
 
 export function problem(error, label, again) {
-  const box = el("div", { class: "problem", role: "alert" }, el("p", { dir: "auto" }, plain(error.message, 600)));
+  const box = el("div", { class: "problem", role: "alert" }, el("p", { dir: "auto" }, sentence(error.message)));
   if (again) box.append(el("button", { type: "button", class: "button", onclick: again }, label));
   return box;
 }
@@ -221,7 +229,7 @@ export function changed(turn, what) {
     for (const near of shown.turns.slice(Math.max(0, at - 1))) if (nodes.has(near)) keepPlace(() => fill(near, nodes.get(near)));
     heading();
     controls();
-    if (!shown.busy && turn.answer) announce(turn.answer.error ? turn.answer.error.message : `Answer: ${turn.answer.text.slice(0, 3000)}`);
+    if (!shown.busy && turn.answer) announce(turn.answer.error ? sentence(turn.answer.error.message) : `Answer: ${turn.answer.text.slice(0, 3000)}`);
     return;
   }
   if (!pending.size) requestAnimationFrame(draw);

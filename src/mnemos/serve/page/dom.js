@@ -32,6 +32,13 @@ export function plain(text, longest = 200) {
   return characters.length > longest ? `${characters.slice(0, longest - 1).join("")}…` : line;
 }
 
+// A server's message as a sentence: "there is no turn" -> "There is no turn."
+export function sentence(text, longest = 600) {
+  const line = plain(text, longest);
+  const begun = /^[a-z]+(?=[ ,])/.test(line) ? line[0].toUpperCase() + line.slice(1) : line;
+  return /[.!?…:]$/.test(begun) ? begun : `${begun}.`;
+}
+
 export const count = (n) => (Number.isFinite(n) ? Math.round(n).toLocaleString("en-US") : "–");
 export const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
 

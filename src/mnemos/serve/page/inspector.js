@@ -1,5 +1,5 @@
 // What the memory did with each token of the last turn: colours, numbers, and what a read resembled.
-import { $, el, icon, number, plural } from "./dom.js";
+import { $, el, icon, number, plural, sentence } from "./dom.js";
 import * as api from "./api.js";
 
 const QUANTITIES = [
@@ -68,7 +68,8 @@ export async function load(id) {
   } catch (wrong) {
     if (wrong.name === "AbortError" || mine.signal.aborted) return;
     view.id = null;
-    frame(el("div", { class: "problem", role: "alert" }, el("p", {}, wrong.message), el("button", { type: "button", class: "button", onclick: () => load(id) }, "Try again")));
+    if (wrong.status === 409) frame(el("p", { class: "soft" }, sentence(wrong.message), " Send a message, and its tokens appear here."));
+    else frame(el("div", { class: "problem", role: "alert" }, el("p", {}, sentence(wrong.message)), el("button", { type: "button", class: "button", onclick: () => load(id) }, "Try again")));
   }
 }
 
@@ -155,6 +156,7 @@ function paint() {
 function strips(offered) {
   const rows = offered.flatMap(([name, text]) => {
     const x = view.trace.series[name], r = range(x);
+    if (!r || r.flat) return [el("span", {}, text), el("span", {}, r ? `${number(r.low)} for every token` : "no numbers")];
     const canvas = el("canvas", { width: Math.min(x.length, 1200), height: 1, role: "img", "aria-label": `${text} along the turn, from ${number(r?.low, 3)} to ${number(r?.high, 3)}` });
     const pen = canvas.getContext("2d");
     for (let px = 0; px < canvas.width; px++) {
