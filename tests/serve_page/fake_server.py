@@ -27,7 +27,7 @@ MAGIC = b"fake session\n"
 @dataclass
 class Fake:
     """What the server holds and how it behaves. pause: seconds between words. failures: (method, path pattern, status, sentence), used up
-    in order. answer: the answer to every message, or None for the canned ones. breaks_after: words after which a stream breaks off."""
+    in order. prefix: path under which a proxy would serve the page. answer: the answer to every message, or None for the canned ones. breaks_after: words after which a stream breaks off."""
 
     sessions: dict[str, dict[str, Any]] = field(default_factory=dict)
     pause: float = 0.0
@@ -42,6 +42,7 @@ class Fake:
     last_turn: dict[str, tuple[str, str]] = field(default_factory=dict)
     grows: int = 0
     url: str = ""
+    prefix: str = ""
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def add(self, name: str, title: str = "", messages: tuple[tuple[str, str], ...] = (), age: float = 0.0) -> None:
@@ -97,7 +98,7 @@ class Handler(BaseHTTPRequestHandler):
     do_POST = do_PATCH = do_DELETE = do_GET
 
     def handle_one(self) -> None:
-        url = urlsplit(self.path)
+        url = urlsplit(self.path.removeprefix(self.fake.prefix))
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         is_json = "json" in (self.headers.get("Content-Type") or "")
         value = json.loads(body) if is_json else body
@@ -190,6 +191,8 @@ class Handler(BaseHTTPRequestHandler):
         said, answered = self.fake.last_turn[name]
         found = [("user", text) for text in pieces(said)] + [("assistant", text) for text in pieces(answered)]
         surprise = [1.0 + (len(text) * 37 % 50) / 10 for _, text in found]
+        found[-1:] = [found[-1], ("assistant", "")]  # the token that ends an answer has no text
+        surprise.append(1.0)
         trace = {
             "tokens": [{"id": i, "text": text, "role": role} for i, (role, text) in enumerate(found)],
             "series": {"surprise": surprise, "lr": [0.1 + 0.01 * (i % 9) for i in range(len(found))]},

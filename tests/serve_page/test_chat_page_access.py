@@ -15,7 +15,7 @@ def test_the_inspector_shows_each_token_by_pointer_and_by_keyboard(page, fake):
     page.click("#send")
     page.click(".turn-buttons button", "Inspect")
     page.find(".tokens span")
-    assert page.texts(".tokens .who") == ["You", "Answer"] and len(page.texts(".tokens span")) == 14
+    assert page.texts(".tokens .who") == ["You", "Answer"] and len(page.texts(".tokens span")) == 15
     levels = "return [...document.querySelectorAll('.tokens span')].map((s) => Number(s.style.getPropertyValue('--u')))"
     surprise = page.run(levels)
     assert max(surprise) == 1 and min(surprise) == 0 and len(set(surprise)) > 3
@@ -28,6 +28,7 @@ def test_the_inspector_shows_each_token_by_pointer_and_by_keyboard(page, fake):
     page.run("document.querySelector('.tokens').focus()")
     page.press("Home", "Right", "Right", "Right")
     assert page.text(".detail h3") == "Token 3: “ plays”"
+    assert page.texts(".tokens span")[-1] == "⟨14⟩"  # a token without text
     assert len(page.texts(".tokens .like")) == 3 == len(page.texts(".detail li"))
     page.click(".detail .link", "Clara")
     assert (

@@ -147,3 +147,44 @@ def test_a_session_of_somebody_elses_making_shows_every_kind_of_turn(page, fake)
     page.click(".row-open", "Ann")
     page.find(".system", "Be brief.")
     assert page.texts(".user .prose") == ["told", "asked"] and answers(page) == ["answered"]
+
+
+def test_a_session_that_somebody_else_began_anew_shows_what_it_has_now(page, fake):
+    fake.add("ann", "Ann", CLARA)
+    visit(page, fake)
+    page.click(".row-open", "Ann")
+    page.find(".user", "drum")
+    del fake.sessions["ann"]
+    send(page, "new")
+    page.until(lambda: page.texts(".user .prose") == ["new"])
+    assert page.text("#meter").startswith("9 tokens read")
+
+
+def test_thousands_of_sessions_and_of_turns_stay_quick(page, fake):
+    for i in range(5000):
+        fake.add(f"s{i}", f"Session {i}", age=60 * i)
+    fake.add(
+        "long", "Long", tuple((role, f"{role} {i}") for i in range(1500) for role in ("user", "assistant")), age=1e6
+    )
+    visit(page, fake)
+    page.until(lambda: len(titles(page)) == 200)
+    assert page.text("#sessions-note") == "The newest 200 of 5,001 sessions are shown: search finds the others."
+    page.type("#search", "long")
+    page.click(".row-open", "Long")
+    page.find(".user", "user 1499")
+    assert len(page.texts(".turn")) == 100
+    page.click(".earlier", "Show 100 earlier turns")
+    page.until(lambda: len(page.texts(".turn")) == 200)
+    page.find(".user", "user 1300")
+    send(page, "hello there")
+    page.until(lambda: answers(page)[-1] == "I have read 2 words, and keep them.")
+
+
+def test_the_page_works_under_a_path(page, fake):
+    fake.prefix = "/some/path"
+    fake.add("ann", "Ann", CLARA)
+    page.open(fake.url + "some/path/#ann")
+    page.find(".user", "drum")
+    send(page, "What does Clara play?")
+    page.until(lambda: answers(page)[-1] == "Clara plays the drum.")
+    page.until(lambda: page.text("#meter") == "22 tokens read, state 1.9 MB, constant")

@@ -1,6 +1,7 @@
 // The conversation on the screen: turns, answers side by side, the empty state, the meter, the composer.
 import { $, announce, bytes, count, el, icon, isolated, number, plain, plural, sentence, toast } from "./dom.js";
 import { elements } from "./text.js";
+import { TURNS_DRAWN } from "./conversation.js";
 
 const NOTES = {
   write: "Answers from the memory, and keeps this turn in it.",
@@ -89,11 +90,11 @@ export function show(conversation) {
   if (conversation.failure) box.replaceChildren(problem(conversation.failure, "Open again", () => actions.onReload()));
   else if (!conversation.loaded) box.replaceChildren(el("p", { class: "soft center" }, "Opening the session …"));
   else if (!conversation.turns.length) box.replaceChildren(conversation.info ? el("p", { class: "soft center" }, "This session has no turns yet.") : welcome());
-  else box.replaceChildren(...conversation.turns.map(turnElement));
+  else box.replaceChildren(...earlier(conversation), ...conversation.turns.slice(-conversation.drawn).map(turnElement));
   heading();
   controls();
   if (conversation.turns.length && (opened || conversation.busy)) toEnd();
-  else if (opened) $("scroll").scrollTop = 0;
+  else if (opened || !conversation.turns.length) $("scroll").scrollTop = 0;
 }
 
 export function heading() {
@@ -137,6 +138,19 @@ function example(text, { compare, inspect }) {
   shown.draft = text;
   if (inspect) actions.onInspect(true);
   setDraft(text, true);
+}
+
+// A button for the turns that are too far back to be on the page.
+function earlier(conversation) {
+  const hidden = conversation.turns.length - conversation.drawn;
+  if (hidden <= 0) return [];
+  const more = () => {
+    const scroll = $("scroll"), below = scroll.scrollHeight - scroll.scrollTop;
+    conversation.drawn += TURNS_DRAWN;
+    show(conversation);
+    scroll.scrollTop = scroll.scrollHeight - below;
+  };
+  return [el("button", { type: "button", class: "button earlier", onclick: more }, `Show ${plural(Math.min(hidden, TURNS_DRAWN), "earlier turn")}`)];
 }
 
 function turnElement(turn) {

@@ -2,6 +2,7 @@
 import * as api from "./api.js";
 
 const SETTLE_TRIES = 8;
+export const TURNS_DRAWN = 100;
 
 export const sampling = { temperature: 0.7, maxTokens: 256 };
 
@@ -43,8 +44,9 @@ export class Conversation {
     this.info = info;
     this.changed = changed; // (conversation, turn or null, what: "turns" | "text" | "end")
     this.turns = [];
-    this.sizes = []; // bytes of the state after each turn seen here
+    this.sizes = info?.tokens_read > 0 ? [info.state_bytes] : []; // bytes of the state after each turn seen here
     this.draft = "";
+    this.drawn = TURNS_DRAWN; // the latest turns that are on the page
     this.failure = null; // why it could not be opened
     this.loaded = !info;
     this.abort = null;
@@ -120,6 +122,7 @@ export class Conversation {
     const answer = turn.answer;
     const wrong = await this.read(turn, answer, request, this.abort.signal, (state) => this.measure({ ...state, id: this.id }));
     turn.kept = turn.memory === "write" && (!wrong || (await this.keptPart(turn, wrong, before)));
+    if (turn.kept && this.info.tokens_read < before) await this.load().catch(() => {}); // somebody else began the session anew
     end(answer, turn.kept && wrong ? new DOMException("", "AbortError") : wrong);
     this.abort = null;
     if (this.turns.includes(turn)) this.changed(this, turn, "end");
@@ -204,6 +207,7 @@ export class Conversation {
     const text = [...this.turns].reverse().find((turn) => turn.kept && turn.user !== null)?.user ?? "";
     await api.undo(this.id);
     this.adopt(await api.open(this.id));
+    this.sizes = this.info.tokens_read > 0 ? [this.info.state_bytes] : [];
     this.changed(this, null, "turns");
     return text;
   }

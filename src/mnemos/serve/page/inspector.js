@@ -74,7 +74,7 @@ export async function load(id) {
 }
 
 function checked(found) {
-  const tokens = (Array.isArray(found?.tokens) ? found.tokens : []).slice(0, MOST).map((t) => ({ text: String(t?.text ?? ""), id: t?.id, role: String(t?.role ?? "") }));
+  const tokens = (Array.isArray(found?.tokens) ? found.tokens : []).slice(0, MOST).map((t) => ({ text: String(t?.text ?? "") || `⟨${Number(t?.id)}⟩`, role: String(t?.role ?? "") }));
   const series = {};
   for (const [name] of QUANTITIES) {
     const x = found?.series?.[name];

@@ -3,6 +3,7 @@ import { $, ago, bytes, count, date, el, icon, plain, plural, toast } from "./do
 import * as api from "./api.js";
 import { askText, confirmed } from "./dialogs.js";
 
+const MOST_ROWS = 200; // more sessions than this are found by searching
 let actions = {}; // onOpen(id, session), onChanged(session), onForked(session), onDeleted(id), onError(error, again), running() -> sessions
 let list = [];
 let current = null;
@@ -53,9 +54,9 @@ export function draw() {
   const begun = running.filter((session) => !find(session.id)); // the server lists them when their first turn has ended
   const found = [...begun, ...list].filter((session) => words.every((word) => `${plain(session.title)} ${session.id}`.toLowerCase().includes(word)));
   const focused = document.activeElement?.closest?.("#sessions li")?.session, onMenu = document.activeElement?.classList.contains("row-menu");
-  $("sessions").replaceChildren(...found.map((session) => row(session, ids.has(session.id), begun.includes(session))));
+  $("sessions").replaceChildren(...found.slice(0, MOST_ROWS).map((session) => row(session, ids.has(session.id), begun.includes(session))));
   if (focused) [...$("sessions").children].find((li) => li.session === focused)?.querySelector(onMenu ? ".row-menu" : ".row-open").focus();
-  $("sessions-note").textContent = stale ? "The list could not be read." : !list.length && !begun.length ? "No sessions yet: the first message begins one." : !found.length ? "No session matches." : words.length ? `${plural(found.length, "session")} found` : "";
+  $("sessions-note").textContent = stale ? "The list could not be read." : !list.length && !begun.length ? "No sessions yet: the first message begins one." : !found.length ? "No session matches." : found.length > MOST_ROWS ? `The newest ${count(MOST_ROWS)} of ${plural(found.length, "session")} are shown: search finds the others.` : words.length ? `${plural(found.length, "session")} found` : "";
   const bytesKept = list.reduce((sum, session) => sum + (session.state_bytes || 0), 0);
   const of = (most, text) => (Number.isFinite(most) ? ` of ${text(most)}` : "");
   $("quota").textContent = list.length ? `${count(list.length)}${of(quota.sessions, count)} ${list.length === 1 && !Number.isFinite(quota.sessions) ? "session" : "sessions"}, ${bytes(bytesKept)}${of(quota.bytes, bytes)}` : "";
