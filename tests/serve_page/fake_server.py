@@ -26,14 +26,20 @@ MAGIC = b"fake session\n"
 
 @dataclass
 class Fake:
-    """What the server holds and how it behaves. pause: seconds between words. failures: (method, path pattern, status, sentence), used up
-    in order. prefix: path under which a proxy would serve the page. answer: the answer to every message, or None for the canned ones. breaks_after: words after which a stream breaks off."""
+    """What the server holds and how it behaves.
+
+    pause: seconds between words. failures: (method, path pattern, status, sentence), each used once. answer: the answer to every message,
+    or None for the canned ones. breaks_after, holds_after: words after which a stream breaks off, or waits for `released`.
+    prefix: path under which a proxy would serve the page.
+    """
 
     sessions: dict[str, dict[str, Any]] = field(default_factory=dict)
     pause: float = 0.0
     failures: list[tuple[str, str, int, str]] = field(default_factory=list)
     answer: str | None = None
     breaks_after: int | None = None
+    holds_after: int | None = None
+    released: threading.Event = field(default_factory=threading.Event)
     key: str | None = None
     has_memory: bool = True
     import_bytes: int = 5_000_000
@@ -237,6 +243,8 @@ class Handler(BaseHTTPRequestHandler):
             for piece in pieces(answer):
                 if fake.breaks_after is not None and len(said) >= fake.breaks_after:
                     return
+                if len(said) == fake.holds_after:
+                    fake.released.wait(30)
                 time.sleep(fake.pause)
                 self.event({"choices": [{"index": 0, "delta": {"content": piece}, "finish_reason": None}]})
                 said.append(piece)

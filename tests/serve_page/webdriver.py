@@ -42,7 +42,7 @@ document.addEventListener("securitypolicyviolation", (e) => troubles.push(`polic
 """
 KEYS = {"Enter": "\ue007", "Escape": "\ue00c", "Tab": "\ue004", "Down": "\ue015", "Up": "\ue013", "Left": "\ue012"}
 KEYS |= {"Right": "\ue014", "Home": "\ue011", "End": "\ue010", "Shift": "\ue008", "Control": "\ue009"}
-WAIT = 10.0
+WAIT = 20.0
 
 
 class BrowserError(Exception):

@@ -31,6 +31,7 @@ export function setUp(given) {
   });
   $("stop").addEventListener("click", () => actions.onStop());
   $("memory").addEventListener("change", controls);
+  controls();
 }
 
 export const mode = () => document.querySelector("#memory input:checked").value;
@@ -172,7 +173,8 @@ function fill(turn, box) {
 function answerElement(turn, answer, heading) {
   const isOther = answer === turn.other, writing = answer.state === "waiting" || answer.state === "streaming";
   const body = el("div", { class: "text" }, ...elements(answer.text));
-  if (writing) body.append(el("span", { class: answer.text ? "cursor" : "waiting", "aria-hidden": "true" }));
+  const last = body.lastElementChild;
+  if (writing) (last?.matches(".prose") ? last : body).append(el("span", { class: answer.text ? "cursor" : "waiting", "aria-hidden": "true" }));
   const box = el("div", { class: `answer${heading ? " side" : ""}${isOther ? " other" : ""}`, "aria-busy": String(writing) },
     heading ? el("h3", { class: "who" }, heading) : el("h3", { class: "hidden" }, "Answer"), body);
   if (answer.state === "done" && !answer.text) body.append(el("p", { class: "soft" }, "The model ended its answer without a word."));

@@ -103,11 +103,13 @@ function moveInMenu(event) {
   }
 }
 
+// Run `work`; its error is shown, with a retry where the same request may succeed later.
 async function guarded(work) {
   try {
     await work();
   } catch (wrong) {
-    actions.onError(wrong, () => guarded(work));
+    const isFinal = wrong.status >= 400 && wrong.status < 500 && ![401, 408, 409, 429].includes(wrong.status);
+    actions.onError(wrong, isFinal ? null : () => guarded(work));
   }
 }
 
