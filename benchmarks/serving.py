@@ -1,6 +1,7 @@
 """`mnemos serve` beside the bare model: overhead, batches, first tokens, others' long prompts, idle sessions, start-up.
 
 The server is a process of its own with one thread of torch; the bare model runs here, with one thread too, in turn with the server.
+Times are of the clock; CPU time, of all threads of the server, says more on a busy machine.
 
 python benchmarks/serving.py [--preset titans-mag] [--tokens 200] [--rounds 5] [--idle 200] [--prompt 100000]
 """
@@ -54,6 +55,12 @@ class Client:
         return self.post("/v1/completions", body)
 
 
+def cpu(pid: int) -> float:
+    """Seconds of CPU time of all threads of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def resident(pid: int) -> float:
     """Megabytes."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 2**20
@@ -75,14 +82,14 @@ def start(folder: str, store: str) -> tuple[subprocess.Popen, int, float]:
     return process, int(line.rstrip("/\n").rpartition(":")[2]), time.perf_counter() - began
 
 
-def bare(model: MnemosForCausalLM, rows: int, count: int) -> float:
+def bare(model: MnemosForCausalLM, rows: int, count: int, clock=time.perf_counter) -> float:
     """Seconds per step of transformers' generate."""
     ids = torch.tensor([list(TURN.encode())]).expand(rows, -1)
 
     def seconds(tokens: int) -> float:
-        began = time.perf_counter()
+        began = clock()
         model.generate(ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
-        return time.perf_counter() - began
+        return clock() - began
 
     return (seconds(count) - seconds(1)) / (count - 1)
 
@@ -118,26 +125,34 @@ async def gaps(client: Client, count: int, prompt: int) -> tuple[float, float, f
 async def run(client: Client, model: MnemosForCausalLM, pid: int, arguments: argparse.Namespace) -> None:
     count, rows = arguments.tokens, []
     bares, streams, batches = [], [], []
+    bare_cpu, stream_cpu, batch_cpu = [], [], []
     await one_stream(client, 20)
     for _ in range(arguments.rounds):
         bares.append(bare(model, 1, count))
+        bare_cpu.append(bare(model, 1, count, time.thread_time))
+        before = cpu(pid)
         streams.append(await one_stream(client, count))
+        stream_cpu.append((cpu(pid) - before) / count)
+        before = cpu(pid)
         batches.append(await many_streams(client, count))
-    overhead = [s / b - 1 for s, b in zip(streams, bares)]
-    ratio = [b * s for b, s in zip(batches, streams)]
-    rows.append(["generate, one row", f"{1e3 * median(bares):.2f} ms a token", ""])
+        batch_cpu.append((cpu(pid) - before) / count / SESSIONS)
+    rows.append(["generate, one row", each_token(bares), "", f"{1e3 * median(bare_cpu):.2f} ms"])
     rows.append(
         [
             "server, one stream",
-            f"{1e3 * median(streams):.2f} ms a token",
-            f"overhead {median(overhead):+.1%} ({min(overhead):+.1%} to {max(overhead):+.1%})",
+            each_token(streams),
+            f"overhead {percent(streams, bares)}",
+            f"{1e3 * median(stream_cpu):.2f} ms: {percent(stream_cpu, bare_cpu)}",
         ]
     )
+    ratio = [b * s for b, s in zip(batches, streams)]
+    ratio_cpu = [s / b for b, s in zip(batch_cpu, stream_cpu)]
     rows.append(
         [
             f"server, {SESSIONS} sessions",
             f"{median(batches):,.0f} tokens/s",
             f"{median(ratio):.2f} of one stream ({min(ratio):.2f} to {max(ratio):.2f})",
+            f"{1e3 * median(batch_cpu):.2f} ms: {median(ratio_cpu):.2f} times as many tokens",
         ]
     )
     firsts = []
@@ -168,7 +183,16 @@ async def run(client: Client, model: MnemosForCausalLM, pid: int, arguments: arg
             "60 MB of states are kept warm",
         ]
     )
-    print(table(["", "", ""], rows))
+    print(table(["", "", "", "CPU time a token"], rows))
+
+
+def each_token(seconds: list[float]) -> str:
+    return f"{1e3 * median(seconds):.2f} ms a token"
+
+
+def percent(values: list[float], others: list[float]) -> str:
+    found = [a / b - 1 for a, b in zip(values, others)]
+    return f"{median(found):+.1%} ({min(found):+.1%} to {max(found):+.1%})"
 
 
 def main() -> None:

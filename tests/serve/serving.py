@@ -123,15 +123,17 @@ class Zygote:
     def kill(pid: int, number: int = signal.SIGKILL) -> None:
         os.kill(pid, number)
 
-    def wait(self) -> None:
-        """Wait until the process that was forked last has ended."""
-        self.process.stdin.write("wait\n")
+    def wait(self, pid: int) -> None:
+        """Wait until a server has ended."""
+        self.process.stdin.write(f"wait {pid}\n")
         self.process.stdin.flush()
         self.process.stdout.readline()
 
     def close(self) -> None:
-        self.process.stdin.close()
+        self.process.kill()  # its servers end with it
         self.process.wait(30)
+        self.process.stdin.close()
+        self.process.stdout.close()
 
 
 torch.set_num_threads(1)

@@ -124,7 +124,7 @@ def kill_often(folder, kills: int) -> None:
             for client in clients:
                 client.join(60)
                 assert not client.is_alive()
-            zygote.wait()
+            zygote.wait(pid)
             check(folder, clients)
             turns = sum(len(texts) for client in clients for texts in client.said.values())
             clients = [Client(client.number + 10, client.said) for client in clients]
@@ -136,7 +136,7 @@ def kill_often(folder, kills: int) -> None:
                     other.turn(client, name)
                     assert client.get(f"/v1/sessions/{name}").json()["turns"] == 2 * len(other.said[name])
         zygote.kill(pid, signal.SIGTERM)
-        zygote.wait()
+        zygote.wait(pid)
         left = [
             path for path in folder.rglob("*") if path.is_file() and not path.name.endswith((".safetensors", ".lock"))
         ]
@@ -273,7 +273,7 @@ def test_two_processes_behind_a_balancer_share_a_store(tmp_path):
                 assert last[name]["usage"] == expected[-1]["usage"]
         for pid, _ in servers:
             zygote.kill(pid, signal.SIGTERM)
-            zygote.wait()
+            zygote.wait(pid)
     finally:
         zygote.close()
 

@@ -1,8 +1,11 @@
-"""Forks servers of one store: run as a program by serving.py. A line "fork" on standard input starts one, "wait" waits for it."""
+"""Forks servers of one store: run as a program by serving.py. A line "fork" on standard input starts one, "wait PID" waits for its end."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import signal
 import sys
 
 import torch
@@ -13,16 +16,16 @@ from serving import make_service, opened
 if __name__ == "__main__":
     torch.set_num_threads(1)
     opened("titans-mag")
-    children = []
     for line in sys.stdin:
         if line.strip() == "fork":
             pid = os.fork()
             if pid == 0:
                 os.close(0)
+                with contextlib.suppress(AttributeError, OSError):
+                    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # Linux: end with the parent
                 serve(make_service(sys.argv[1]), "127.0.0.1", 0)
                 os._exit(0)
-            children.append(pid)
             print(pid, flush=True)
         else:
-            os.waitpid(children.pop(), 0)
+            os.waitpid(int(line.split()[1]), 0)
             print("ended", flush=True)

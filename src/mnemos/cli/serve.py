@@ -81,7 +81,7 @@ def serve(
     import torch
     from transformers.utils import logging
 
-    from ..sessions import SessionStore
+    from ..sessions import SessionStore, model_hash
     from .chat_loop import default_store
     from .chat_models import open_chat_model
 
@@ -129,6 +129,7 @@ def serve(
         keys=keys,
         log=Log(contents=log_contents),
     )
+    model_hash(opened.model)  # once; sessions are bound to it
     service.engine.warm_up()
     run(service, host, port)
 

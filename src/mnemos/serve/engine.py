@@ -201,7 +201,7 @@ class Engine(threading.Thread):
         [likeliest] = greedy_tokens(logits)
         for i, choice in enumerate(job.choices):
             cache = job.state if i == 0 else job.state.clone()  # made before row 0 is decoded
-            self._choose(job, choice, logits[0], likeliest)
+            self._choose(job, choice, logits, 0, likeliest)
             if choice.reason is None:
                 self._joining.append(((job, choice), cache))
             else:
@@ -232,7 +232,7 @@ class Engine(threading.Thread):
             logits = self.rows.step([choice.generated[-1] for _, choice in keys])
             likeliest = greedy_tokens(logits)
             for i, (job, choice) in enumerate(keys):
-                self._choose(job, choice, logits[i], likeliest[i])
+                self._choose(job, choice, logits, i, likeliest[i])
             seconds = time.perf_counter() - started
         except Exception as failed:  # out of memory, for example: these answers end, and the server goes on
             jobs = {key[0] for key in self.rows.keys} | {key[0] for key, _ in joining}  # ty: ignore[not-subscriptable]
@@ -243,12 +243,12 @@ class Engine(threading.Thread):
         self.pace.stepped(len(keys), seconds)
         self.observe("step", seconds, len(keys))
 
-    def _choose(self, job: Job, choice: Choice, logits: Tensor, likeliest: int) -> None:
+    def _choose(self, job: Job, choice: Choice, logits: Tensor, row: int, likeliest: int) -> None:
         """One more token of an answer. An error, as of logits that are not finite, ends this job alone."""
         if choice.reason is not None:
             return
         try:
-            self._add(job, choice.choose(logits, likeliest))
+            self._add(job, choice.choose(logits, row, likeliest))
         except Exception as failed:
             job.error = failed
             for other in job.running:

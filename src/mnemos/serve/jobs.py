@@ -42,7 +42,7 @@ class Choice:
 
     def __init__(self, index: int, sampling: Sampling, dialogue: Dialogue, logprobs: int | None = None):
         self.index, self.sampling, self.logprobs = index, sampling, logprobs
-        self.ends = dialogue.ends
+        self.ends, self.is_greedy = dialogue.ends, sampling.temperature < 1e-6
         self.generator = sampling.generator()
         self.answer = AnswerText(TextStream(dialogue.decode), sampling.stop)
         self.generated: list[int] = []
@@ -51,16 +51,12 @@ class Choice:
         self.cache: Any = None  # after all but the last of the generated tokens, once the answer has ended
 
     @property
-    def is_greedy(self) -> bool:
-        return self.sampling.temperature < 1e-6
-
-    @property
     def text(self) -> str:
         return "".join(self.shown)
 
-    def choose(self, logits: Tensor, likeliest: int) -> Event:
-        """Choose a token by its logits (V,), of which `likeliest` has the largest."""
-        token = likeliest if self.is_greedy else self.sampling.choose(logits, self.generator)
+    def choose(self, logits: Tensor, row: int, likeliest: int) -> Event:
+        """Choose a token by its row of the logits (R, V), of which `likeliest` has the largest."""
+        token = likeliest if self.is_greedy else self.sampling.choose(logits[row], self.generator)
         self.generated.append(token)
         is_end = token in self.ends
         is_last = is_end or len(self.generated) >= self.sampling.max_new_tokens
@@ -71,7 +67,7 @@ class Choice:
             self.reason = "stop"
         elif is_last:
             self.reason = "length"
-        found = None if self.logprobs is None or is_end else _logprob(token, logits, self.logprobs)
+        found = None if self.logprobs is None or is_end else _logprob(token, logits[row], self.logprobs)
         return Event(self.index, piece, found, self.reason)
 
     def end_now(self) -> Event:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import ipaddress
 import signal
 import socket
@@ -15,6 +17,8 @@ from .app import create_app
 from .service import Service
 
 SWITCH_SECONDS = 0.0005  # the engine's thread waits at most so long for Python's lock
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+KEPT_BYTES = 256 * 2**20
 MAX_HEADER_BYTES = 64 * 2**10
 
 
@@ -47,6 +51,7 @@ class Server(uvicorn.Server):
 def serve(service: Service, host: str = "127.0.0.1", port: int = 8000) -> None:
     """Answer requests until SIGTERM or SIGINT. Port 0 takes any free port, which is printed."""
     sys.setswitchinterval(SWITCH_SECONDS)
+    _keep_freed_memory()
     listener = _listen(host, port)
     is_local = is_loopback(host) and not service.keys
     grace = service.limits.grace_seconds
@@ -73,6 +78,14 @@ def serve(service: Service, host: str = "127.0.0.1", port: int = 8000) -> None:
     finally:
         listener.close()
         service.log.event("stopped")
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc reuse the memory of states, which come and go with every answer, instead of returning it: pages are slow to get."""
+    with contextlib.suppress(AttributeError, OSError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_THRESHOLD, 32 * 2**20)
+        libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def _listen(host: str, port: int) -> socket.socket:

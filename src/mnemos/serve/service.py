@@ -229,6 +229,7 @@ class Service:
                 f"the new text has {len(ids):,} tokens, but at most {most:,} are read in one request",
                 "prompt_too_long",
             )
+        self._check_positions(int(fields.get("cached", 0)) + len(ids), choices)
         job = Job(ids, cache, choices, lambda event: None, self._on_end, owner)
         job.deadline = time.monotonic() + self.limits.request_seconds
         answer = Answer(job, asyncio.get_running_loop(), **fields)
@@ -243,6 +244,20 @@ class Service:
             raise ApiError(503, "the server is shutting down", "shutting_down") from None
         self._per_owner[owner] = self._per_owner.get(owner, 0) + 1
         return answer
+
+    def _check_positions(self, read: int, choices: list[Choice]) -> None:
+        """Raise an `ApiError` if a base model with full attention would be used beyond the positions that it was trained with."""
+        attached = getattr(self.model, "attach_config", None)
+        most = None if attached is None else getattr(self.model.base.config, "max_position_embeddings", None)
+        if attached is None or most is None or attached.window is not None:
+            return
+        last = read + max((choice.sampling.max_new_tokens for choice in choices), default=0)
+        if last > most:
+            raise ApiError(
+                400,
+                f"the conversation would have {last:,} tokens, but the attention of the model reaches {most:,}",
+                "context_length_exceeded",
+            )
 
     def cancel(self, answer: Answer, keeps_part: bool) -> None:
         """The client has left. keeps_part: the turn stays, with the part of the answer that was sent."""

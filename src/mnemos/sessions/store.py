@@ -23,6 +23,7 @@ from .record import SessionInfo, SessionRecord, Turn, check_name, exported, read
 
 SUFFIX = ".safetensors"
 OWNER_FOLDER = re.compile("[0-9a-f]{32}")
+MAX_INFOS = 2**17  # headers in memory
 MARGIN_BYTES = 2**20  # of the disk, for other files
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -72,6 +73,7 @@ class SessionStore:
         self.folder, self.max_bytes, self.max_sessions, self.ttl = Path(folder), max_bytes, max_sessions, ttl
         if self.folder.exists() and not self.folder.is_dir():
             raise ValueError(f"{self.folder} is a file, but a folder is expected for sessions")
+        self._infos: dict[Path, tuple[Version, SessionInfo]] = {}  # headers that were read, by file
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.remove_leftovers()
 
@@ -92,7 +94,7 @@ class SessionStore:
         found = []
         for path in self._files(self._home(owner)):
             try:
-                found.append(read_info(path))
+                found.append(self._info(path))
             except FileNotFoundError:  # deleted since
                 continue
             except ValueError as damaged:
@@ -171,7 +173,16 @@ class SessionStore:
 
     def info(self, name: str, owner: str = "") -> SessionInfo:
         """The header of a session's file."""
-        return read_info(self._existing(name, owner))
+        return self._info(self._existing(name, owner))
+
+    def _info(self, path: Path) -> SessionInfo:
+        """The header of a file, which is read once per version of the file."""
+        version, known = _version(path), self._infos.get(path)
+        if known is None or known[0] != version:
+            if len(self._infos) >= MAX_INFOS:
+                self._infos.clear()
+            known = self._infos[path] = version, read_info(path)
+        return known[1]
 
     def turns(self, name: str, owner: str = "") -> Turns:
         """The messages of a session, without its state."""
@@ -206,7 +217,7 @@ class SessionStore:
             with self._locked(home):
                 for path in self._files(home):
                     with contextlib.suppress(ValueError, FileNotFoundError):  # not a session, or gone
-                        if read_info(path).updated < oldest:
+                        if self._info(path).updated < oldest:
                             path.unlink()
                             deleted.append(path.name.removesuffix(SUFFIX))
         return deleted
