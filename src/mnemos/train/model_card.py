@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from .. import __version__
+from ..version import __version__
 from .telemetry import read_metrics
 
 MAX_TEXT = 80  # characters of one value
