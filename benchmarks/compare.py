@@ -12,7 +12,8 @@ train   forward, backward, clipping and AdamW step of a preset in size nano, 2 s
 decode  20 tokens of a preset in size nano, one per call, greedy, with a cache that starts behind a prompt of 100 tokens
 layer   forward and backward of `NeuralMemory` at the five shapes of benchmarks/speed.py; also peak memory (Linux)
 
-Networks decay towards 0, as in old versions; `atlas-mag` is another rule since it commits after every token.
+Networks decay towards 0 and attention has no convolution, as in old versions; `atlas-mag` is another rule since it commits after
+every token.
 
 The speed-up is the median over rounds of old time / new time: above 1 the working tree is faster. Times are wall-clock times.
 The 95 % interval is a bootstrap over rounds. The speed-up in CPU time is printed beside it: on a busy machine it is the steadier one.
@@ -112,9 +113,12 @@ def nano_model(preset: str):
 
     torch.manual_seed(0)
     config = presets.config(preset, size="nano")
+    options = {}
     if config.has_memory and hasattr(config.memory_config, "retention"):  # old versions have "zero" alone
-        config = presets.config(preset, size="nano", memory_retention="zero")
-    return MnemosForCausalLM(config), torch.Generator().manual_seed(1)
+        options["memory_retention"] = "zero"
+    if hasattr(config, "attention_conv_width"):  # old versions have none
+        options["attention_conv_width"] = 0
+    return MnemosForCausalLM(presets.config(preset, size="nano", **options)), torch.Generator().manual_seed(1)
 
 
 def training(preset: str) -> Step:
@@ -164,11 +168,13 @@ def layer(
 ) -> Step:
     import torch
 
-    from mnemos.memory import NeuralMemory
+    from mnemos.memory import NeuralMemory, NeuralMemoryConfig
 
     torch.manual_seed(0)
-    rule = "muon" if newton_schulz else "gd"
-    memory = NeuralMemory(dim=dim, heads=heads, chunk_size=chunk, rule=rule, backend=backend)
+    options = {"rule": "muon" if newton_schulz else "gd"}
+    if hasattr(NeuralMemoryConfig(dim=dim), "retention"):  # old versions have "zero" alone
+        options["retention"] = "zero"
+    memory = NeuralMemory(dim=dim, heads=heads, chunk_size=chunk, backend=backend, **options)
     x = torch.randn(batch, length, dim, generator=torch.Generator().manual_seed(1)).requires_grad_()
 
     def step() -> float:

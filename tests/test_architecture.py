@@ -27,6 +27,7 @@ LAYERS = [
     "report",
     "demo",
     "sessions",
+    "serve",
     "ablate",
     "cli",
 ]

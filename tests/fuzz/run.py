@@ -12,6 +12,7 @@ import collections
 import contextlib
 import faulthandler
 import json
+import math
 import mmap
 import os
 import re
@@ -297,7 +298,7 @@ def main() -> None:
     parser.add_argument("--case", type=int, default=None, help="this case alone")
     parser.add_argument("--cases", type=int, default=None, help="so many cases")
     parser.add_argument("--named", help="files of the regression corpus: names with commas between them, or all")
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float, default=None, help="stop after this time (60; with --cases, none)")
     parser.add_argument("--case-seconds", type=float, default=CASE_SECONDS)
     parser.add_argument("--unlimited", action="store_true", help="no limit of memory (for sanitizers)")
     parser.add_argument("--worker", dest="progress", help=argparse.SUPPRESS)
@@ -316,7 +317,8 @@ def main() -> None:
     elif args.cases is not None:
         end = args.cases
     options = (*(["--unlimited"] if args.unlimited else []), "--case-seconds", str(args.case_seconds))
-    report = supervise(args.kind, args.seed, seconds=args.seconds, first=first, end=end, options=options)
+    seconds = args.seconds or (60.0 if args.cases is None else math.inf)
+    report = supervise(args.kind, args.seed, seconds=seconds, first=first, end=end, options=options)
     print(report)
     sys.exit(bool(report.faults))
 

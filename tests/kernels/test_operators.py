@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from helpers import needs_kernel
-from mnemos.backends.cpu import chain, decay, engine, layer, muon, windowed
+from mnemos.backends.cpu import engine, layer, scan_kernels
 from mnemos.backends.torch.chunking import ChunkRun
 from mnemos.backends.torch.coefficients import Coefficients
+from mnemos.backends.torch.engine import RunInputs
 from mnemos.memory import Gates, MemorySpec, scan
 
 pytestmark = needs_kernel
@@ -21,9 +22,9 @@ def random(*shape: int, grad: bool = True) -> torch.Tensor:
 
 def recorded(monkeypatch, spec: MemorySpec, reads: bool = True) -> list[tuple]:
     """Arguments of the scan operator in one call of `scan`, as leaves of their own."""
-    module, calls = (windowed if spec.windowed else muon if spec.rule == "muon" else chain), []
-    real = module._scan
-    monkeypatch.setattr(module, "_scan", lambda *inputs: (calls.append(inputs), real(*inputs))[1])
+    name, calls = ("windowed" if spec.windowed else "muon" if spec.rule == "muon" else "chain"), []
+    real = engine.SCANS[name]
+    monkeypatch.setitem(engine.SCANS, name, lambda *inputs: (calls.append(inputs), real(*inputs))[1])
     W0 = [random(H, *shape) for shape in spec.shapes]
     names = ("lr", "momentum", "retain") if spec.momentum else ("lr", "retain")
     gates = Gates(**{name: torch.rand(B, T, H, dtype=torch.float64) for name in names})
@@ -56,15 +57,17 @@ def test_the_scans_are_operators_with_gradients(name, reads, monkeypatch):
 def test_a_scan_that_continues_inside_a_chunk_is_an_operator_with_gradients(keeps_start, monkeypatch):
     torch.manual_seed(0)
     spec, calls = SCANS["chain_scan"], []
-    real = chain._scan
-    monkeypatch.setattr(chain, "_scan", lambda *inputs: (calls.append(inputs), real(*inputs))[1])
+    real = engine.SCANS["chain"]
+    monkeypatch.setitem(engine.SCANS, "chain", lambda *inputs: (calls.append(inputs), real(*inputs))[1])
     N, G, L, E = 1, B * H, 4, 6
     run = ChunkRun(0, N, 1, L, 1, fresh=False, commit=False)
     co = Coefficients(random(N, G, L + 1, E), *(random(N, G, L + 1) for _ in "bf"), random(N, G, E), random(N, G))
     W, S, A, W0 = ([random(G, *shape) for shape in spec.shapes] for _ in range(4))
     q, k, v = random(N, G, L, D), random(N, G, E, D), random(N, G, E, D)
-    state, given, initial = (chain.pack(spec, *maps) for maps in ((W, S), (A, []), (W0, [])))
-    chain.run(spec, run, q, k, v, co, state, given.numbers, initial.numbers if keeps_start else k.new_empty(0))
+    kernels = engine.CpuEngine()
+    state, anchor, start = (kernels.open(spec, *maps) for maps in ((W, S), (A, []), (W0, [])))
+    given = RunInputs(run, q, k, v, co, rate=None, retain=None)
+    kernels.run(spec, given, state, anchor, start if keeps_start else None)
     (inputs,) = calls
     assert inputs[8].numel() == (G * sum(a * b for a, b in spec.shapes) if keeps_start else 0)
     assert inputs[10] is not None
@@ -101,7 +104,7 @@ def test_operators_and_eager_calls_have_the_same_bits(monkeypatch):
     results = []
     for compiling in (False, True):
         monkeypatch.setattr("torch.compiler.is_compiling", lambda compiling=compiling: compiling)
-        found = [decay.decay_products(x, least), layer.gated_norm(y, None, gate, 1e-6)]
+        found = [scan_kernels.decay_products(x, least), layer.gated_norm(y, None, gate, 1e-6)]
         found += layer.mix(mixed, None, None, H, (D, D, D), norms)[:3]
         grads = torch.autograd.grad([z.sin().sum() for z in found], [x, y, gate, mixed])
         results.append([*found, *grads])

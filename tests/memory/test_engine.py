@@ -11,7 +11,7 @@ from cases import Case, grid, inputs
 
 from helpers import assert_close, every_backend
 from mnemos.memory import Gates, MemorySpec, MemoryState, read, reference_scan, scan, step
-from mnemos.memory.gates import TIMED
+from mnemos.memory.rules import TIMED
 
 GRID = grid()
 EXACT = 1e-10

@@ -91,7 +91,7 @@ def test_an_empty_sequence_is_refused(given):
 
 
 def test_all_tokens_of_another_batch_or_other_heads_than_the_state_are_refused(given):
-    for axis, words in ((0, r"state holds 2 rows.* 3"), (2, r"state holds 3 heads.* 4")):
+    for axis, words in ((0, r"state has 2 rows.* 3"), (2, r"state has 3 heads.* 4")):
         longer = {name: torch.cat([given[name], given[name].narrow(axis, 0, 1)], axis) for name in ("q", "k", "v")}
         shape = longer["k"].shape[:3]
         refuses(words, call_with(given, **longer, gates=Gates(lr=torch.rand(shape))), given["state"])
@@ -207,7 +207,7 @@ def test_document_bounds_need_a_single_row_and_a_state_row_per_document(given):
     row = {name: given[name][:1] for name in ("q", "k", "v")} | {"gates": given["gates"].map(lambda x: x[:1])}
     scan(**(given | row | {"cu_seqlens": bounds}))
     three = torch.tensor([0, 1, 3, 6])
-    refuses("state holds 2 rows.* 3", call_with(given, **row, cu_seqlens=three), given["state"])
+    refuses("state has 2 rows.* 3", call_with(given, **row, cu_seqlens=three), given["state"])
 
 
 # State and spec -----------------------------------------------------------------------------------------------------
@@ -236,8 +236,8 @@ def test_a_state_of_another_batch_other_heads_or_another_device_is_refused(given
     alone = state.select([0])
     other_heads = SPEC.initial_state([torch.randn(H + 1, D, E)], batch=B)
     for wrong, words in (
-        (alone, r"^state holds 1 rows.* 2"),
-        (other_heads, r"^state holds 4 heads.* 3"),
+        (alone, r"^state has 1 rows.* 2"),
+        (other_heads, r"^state has 4 heads.* 3"),
         (state.to("meta"), r"^state is on meta.*cpu"),
         (None, r"^state is a NoneType"),
         ({}, r"^state is a dict"),
@@ -263,8 +263,8 @@ def test_a_step_takes_exactly_one_token(given):
 @pytest.mark.parametrize("q", [torch.zeros(B, T, H, D + 1), torch.zeros(B, T, D), torch.zeros(D)])
 def test_a_read_with_a_wrong_query_is_refused(given, q):
     refuses("^q ", lambda: read(q, given["state"], SPEC), given["state"])
-    refuses("^state holds", lambda: read(given["q"][:1], given["state"], SPEC), given["state"])
-    refuses("^state holds", lambda: read(given["q"][:, :, :1], given["state"], SPEC), given["state"])
+    refuses("^state has", lambda: read(given["q"][:1], given["state"], SPEC), given["state"])
+    refuses("^state has", lambda: read(given["q"][:, :, :1], given["state"], SPEC), given["state"])
 
 
 def test_missing_features_and_features_of_other_dimensions_are_refused(given):

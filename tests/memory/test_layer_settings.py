@@ -98,7 +98,7 @@ def test_bad_inputs_are_refused_in_one_sentence():
         ((x, build("omega")(x)[1]), r"another spec"),
         ((x[:1], state), r"state has 2 rows, but 1 are expected"),
         ((x, "state"), r"state is a str"),
-        ((x, state.to("meta")), r"state is on meta, but x is on cpu"),
+        ((x, state.to("meta")), r"state is on meta, but the layer is on cpu"),
         ((x, dataclasses.replace(state, conv=None)), r"convolution tails"),
         ((x, None, torch.ones(2, T)), r"mask has shape \(2, 21\) and type torch.float32, but bool"),
         ((x, None, None, torch.tensor([0, T])), r"cu_seqlens must be a vector"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers import assert_close, every_backend
-from mnemos.backends.cpu import chain
+from mnemos.backends.cpu import engine as cpu_engine
 from mnemos.backends.torch import chunking as tiles
 from mnemos.backends.torch import engine as torch_engine
 from mnemos.memory import Gates, MemorySpec, reference_scan, scan
@@ -99,7 +99,7 @@ MANY = [
 def test_many_tiles_and_states_made_again(choices, every, backend, monkeypatch):
     """More tiles than are prepared at once, and a last group that is not full."""
     monkeypatch.setattr(tiles, "TILE", 8)
-    monkeypatch.setattr(chain, "tiles_per_state", lambda piece: every)
+    monkeypatch.setattr(cpu_engine, "tiles_per_state", lambda piece: every)
     monkeypatch.setattr(torch_engine, "_tiles_per_group", lambda piece: every)
     compare(MemorySpec(key_dim=4, value_dim=4, expansion=2, **choices), 2, 150, 2, torch.float64, 1e-10, backend)
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from mnemos.backends.cpu import chain, decode, token
+from mnemos.backends.cpu import decode, scan_kernels, token
 from mnemos.backends.cpu.build import Unavailable, library
 from mnemos.memory import Gates, MemorySpec, NeuralMemory, scan, step
 from mnemos.nn import Attention
@@ -152,11 +152,12 @@ def test_the_step_kernel_refuses_vectors_that_are_too_small(which):
     spec = MemorySpec(key_dim=4, value_dim=4, window=2)
     state = spec.initial_state([torch.randn(3, 4, 16), torch.randn(3, 16, 4)], batch=2).clone()
     matrices = [[x.contiguous() for x in xs] for xs in (state.weights, state.momentum, state.anchor, [])]
+    maps = token.Maps(*matrices, *matrices[:2])
     tensors = [torch.randn(6, 1, 4), torch.randn(6, 2, 4), torch.randn(6, 2, 4), torch.rand(6, 2, 1)]
 
     def run():
         query, keys, values, weight = tensors
-        return token.chain_step(spec, query, (keys, values), weight, (None, None, None), matrices, matrices[:2])
+        return token.chain_step(spec, query, (keys, values, weight), (None, None, None), maps)
 
     assert run().shape == (6, 1, 4)
     if which == 0:  # y is made as long as the query
@@ -283,7 +284,7 @@ def test_small_maps_refuse_arrays_that_are_too_small():
 def test_the_scan_kernels_refuse_every_array_that_is_too_small(choices, backward, monkeypatch):
     """Each array of the call in turn is handed over one row short, while everything else stays as it is."""
     spec = MemorySpec(key_dim=4, value_dim=4, chunk_size=4, **choices)
-    real, names = chain.call, set()
+    real, names = scan_kernels.call, set()
 
     def call(name, kind, what, back, **arrays):
         if back == backward and not names:
@@ -296,7 +297,7 @@ def test_the_scan_kernels_refuse_every_array_that_is_too_small(choices, backward
                 names.add(key)
         real(name, kind, what, back, **arrays)
 
-    monkeypatch.setattr("mnemos.backends.cpu.chain.call", call)
+    monkeypatch.setattr("mnemos.backends.cpu.scan_kernels.call", call)
     W0 = [torch.randn(2, 4, 16, requires_grad=True), torch.randn(2, 16, 4, requires_grad=True)]
     q, k, v = torch.randn(3, 1, 13, 2, 4, requires_grad=True)
     gates = Gates(lr=torch.rand(1, 13, 2), retain=torch.rand(1, 13, 2))

@@ -121,6 +121,23 @@ class AttachedCache(DynamicCache):
             raise ValueError(f"rows={index.tolist()[:16]} must lie in 0..{self.batch - 1}, the rows of the cache")
         return self._map(lambda x: x.index_select(0, index.to(x.device)), lambda state: state.select(index))
 
+    @classmethod
+    def stack(cls, caches: Sequence[AttachedCache]) -> AttachedCache:
+        """One cache with the rows of all, in order; they may be at different positions. Of models with a window only: their caches
+        have one size."""
+        first = caches[0]
+        for other in caches:
+            if not other.is_windowed or other.position is None or other.memory.keys() != first.memory.keys():
+                raise ValueError("stack needs caches of a model with a window, each with at least one token")
+        new = first._map(lambda x: x, lambda state: state)
+        for i, layer in enumerate(new.layers):
+            layer.keys = torch.cat([cache.layers[i].keys for cache in caches])
+            layer.values = torch.cat([cache.layers[i].values for cache in caches])
+        new.memory = {i: MemoryState.stack([cache.memory[i] for cache in caches]) for i in first.memory}
+        new.position = torch.cat([cache.position for cache in caches if cache.position is not None])
+        new.length = max(cache.length for cache in caches)
+        return new
+
     def fork(self, copies: int) -> AttachedCache:
         """Every row `copies` times, next to each other, to continue it in several ways."""
         if type(copies) is not int or copies < 1:

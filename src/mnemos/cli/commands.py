@@ -91,6 +91,11 @@ COMMANDS = {
             "presets:presets",
         ),
         Command("runs", "List runs with their losses, or compare some of them in a table and a plot.", "runs:runs"),
+        Command(
+            "serve",
+            "Serve a model over HTTP: OpenAI's interface, sessions whose memory lasts, and a page for the browser.",
+            "serve:serve",
+        ),
         Command("tokenizer", "Train or show tokenizers.", "tokenizer:tokenizer"),
         Command(
             "train",

@@ -3,11 +3,10 @@
 Needs torch and safetensors alone. Start with `NeuralMemory`, or with `MemorySpec` and `scan` to program against the engine.
 """
 
-from . import huber, kl_retention, lp, lq_retention  # noqa: F401 (register their classes)
+from . import miras_losses, miras_retentions  # noqa: F401 (register their classes)
 from .config import NeuralMemoryConfig
 from .features import FeatureMap, make_features, register_features
 from .gating import Gating, register_gating
-from .initial_state import initial_state  # noqa: F401 (gives MemorySpec its method)
 from .layer import NeuralMemory
 from .losses import InnerLoss, register_loss
 from .module_network import register_module

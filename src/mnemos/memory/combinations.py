@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from .retention import RETENTIONS
 from .rules import RULES, GradientDescent, Muon
@@ -33,6 +35,27 @@ def check_combinations(spec: MemorySpec) -> None:
     _check_gradient(spec)
 
 
+def choose(config, **allowed: tuple) -> None:
+    """Raise a ValueError for a field of `config` whose value is not among those allowed."""
+    for name, values in allowed.items():
+        if getattr(config, name) not in values:
+            chosen = f"{name}={getattr(config, name)!r:.60}"
+            raise ValueError(f"{chosen} is unknown; choose one of {', '.join(map(repr, values))}")
+
+
+def require(config, names: str, fits: Callable[[Any], bool], what: str) -> None:
+    """Raise a ValueError for the first of `names` whose value in `config` does not fit; what: "must be …"."""
+    for name in names.split():
+        value = getattr(config, name)
+        if not fits(value):
+            raise ValueError(f"{name}={value!r:.60} must {what}")
+
+
+def is_whole(value, least: int = 1, most: float = math.inf) -> bool:
+    """Whether the value is a whole number in least..most."""
+    return type(value) is int and least <= value <= most
+
+
 def is_norm(value) -> bool:
     """Whether the value is a positive number whose square and its inverse float32 holds."""
     return type(value) in (int, float) and MIN_NORM <= value <= MAX_NORM
@@ -42,8 +65,7 @@ def _check_gradient(spec: MemorySpec) -> None:
     """Combinations of max_grad_norm and pairs_per_token."""
     bound = spec.max_grad_norm
     if bound is not None:
-        if not is_norm(bound):
-            raise ValueError(f"max_grad_norm={bound!r:.40} must be None or a number in {MIN_NORM:g}..{MAX_NORM:g}")
+        require(spec, "max_grad_norm", is_norm, f"be None or a number in {MIN_NORM:g}..{MAX_NORM:g}")
         if spec.anchor != "chunk" or spec.is_kv_cache:
             raise ValueError(
                 "max_grad_norm goes with anchor='chunk' (chunk_size=1 takes every gradient at the weights of the token before) and any "
@@ -80,8 +102,7 @@ def _check_muon(spec: MemorySpec) -> None:
         raise ValueError(
             "lr_position='inside' needs momentum=True or commit_every > 1: a step that holds one gradient does not depend on lr"
         )
-    if type(spec.step_size) not in (int, float) or not 0 < spec.step_size < float("inf"):
-        raise ValueError(f"step_size={spec.step_size!r:.40} must be a number > 0")
+    require(spec, "step_size", lambda x: type(x) in (int, float) and 0 < x < math.inf, "be a number > 0")
     if spec.step_size != 1 and spec.lr_position == "outside":
         raise ValueError(
             f"step_size={spec.step_size!r:.40} goes with lr_position='inside' only: outside, lr is the size of a step"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
-from collections.abc import Iterable
+import math
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from ..choices import nearest, unknown
-from ..deprecation import old_names, renamed_fields
+from ..choices import unknown
+from ..deprecation import renamed_fields
 from ..dispatch import check_backend
-from .combinations import MAX_NORM, MIN_NORM, is_norm
+from .combinations import MAX_NORM, MIN_NORM, choose, is_norm, is_whole, require
 from .features import FEATURES
 from .networks import STRUCTURES
 from .registry import Registry
@@ -89,33 +89,21 @@ class NeuralMemoryConfig(MemoryOptions):
     eps: float = 1e-6
     backend: str = "auto"
 
+    SAVED_DEFAULTS: ClassVar[dict[str, Any]] = {"retention": Zero.name}  # files from before the choice existed
+
     __hash__ = MemoryOptions.__hash__  # else the dataclass makes one that is not kept
 
     def __post_init__(self):
         object.__setattr__(self, "backend", check_backend(self.backend))
         if self.retention == "auto":
             object.__setattr__(self, "retention", self._default_retention())
-        for name, least in (
-            ("dim", 1),
-            ("heads", 1),
-            ("key_dim", 1),
-            ("value_dim", 1),
-            ("conv_width", 0),
-            ("gate_hidden", 1),
-        ):
-            value = getattr(self, name)
-            optional = name not in ("dim", "gate_hidden")
-            if not (optional and value is None) and (type(value) is not int or value < least):
-                raise ValueError(
-                    f"{name}={value!r:.60} must be {'None or ' if optional else ''}a whole number >= {least}"
-                )
+        require(self, "dim gate_hidden", is_whole, "be a whole number >= 1")
+        require(self, "heads key_dim value_dim", lambda x: x is None or is_whole(x), "be None or a whole number >= 1")
+        require(self, "conv_width", lambda x: x is None or is_whole(x, 0), "be None or a whole number >= 0")
         if None in (self.key_dim, self.value_dim) and self.dim % self.head_count:
             raise ValueError(f"heads={self.heads} must divide dim={self.dim} (or give key_dim and value_dim)")
         self.spec  # noqa: B018 — raises for combinations that no memory has, such as anchor="token" with an mlp
-        if self.qk_norm not in QK_NORMS:
-            raise ValueError(f"qk_norm={self.qk_norm!r:.60} is unknown; choose one of {', '.join(map(repr, QK_NORMS))}")
-        if self.retain not in (True, False, "fixed"):
-            raise ValueError(f"retain={self.retain!r:.60} is unknown; choose one of True, False, 'fixed'")
+        choose(self, qk_norm=QK_NORMS, retain=(True, False, "fixed"))
         parts = [] if self.gate == "none" else str(self.gate).split("*")
         if not set(parts) <= set(GATES) or len(parts) != len(set(parts)):
             raise ValueError(
@@ -123,28 +111,18 @@ class NeuralMemoryConfig(MemoryOptions):
             )
         if "decay" in parts and self.window == 1:
             raise ValueError(f"gate={self.gate!r:.60} needs window > 1: with window=1 there is no lag to decay over")
-        for name in ("momentum_init", "retain_init", "gate_init", "decay_init"):
-            value = getattr(self, name)
-            if value is not None and not (is_number(value) and 0 < value < 1):
-                raise ValueError(f"{name}={value!r:.60} must lie between 0 and 1, ends excluded")
-        scale = self.w0_scale
-        if not (scale is None or (is_number(scale) and 0 < scale < float("inf"))):
-            raise ValueError(f"w0_scale={scale!r:.60} must be None or a number > 0")
-        if not (self.max_lr is None or (is_number(self.max_lr) and self.max_lr > 0)):
-            raise ValueError(f"max_lr={self.max_lr!r:.60} must be None or > 0")
-        if not (self.value_bound is None or is_norm(self.value_bound)):
-            raise ValueError(
-                f"value_bound={self.value_bound!r:.60} must be None or a number in {MIN_NORM:g}..{MAX_NORM:g}"
-            )
-        for name in ("learn_w0", "w0_branch", "output_gate"):
-            if type(getattr(self, name)) is not bool:
-                raise ValueError(f"{name}={getattr(self, name)!r:.60} must be True or False")
+        gates = "retain_init gate_init decay_init" + " momentum_init" * (self.momentum_init is not None)
+        require(self, gates, lambda x: is_number(x) and 0 < x < 1, "lie between 0 and 1, ends excluded")
+        require(self, "w0_scale", lambda x: x is None or (is_number(x) and 0 < x < math.inf), "be None or a number > 0")
+        require(self, "max_lr", lambda x: x is None or (is_number(x) and x > 0), "be None or > 0")
+        norms = f"be None or a number in {MIN_NORM:g}..{MAX_NORM:g}"
+        require(self, "value_bound", lambda x: x is None or is_norm(x), norms)
+        require(self, "learn_w0 w0_branch output_gate", lambda x: type(x) is bool, "be True or False")
+        require(self, "eps", lambda x: is_number(x) and x > 0, "be > 0")
         if not (is_number(self.initial_lr) and 0 < self.initial_lr < self.effective_max_lr):
             raise ValueError(
                 f"lr_init={self.lr_init!r:.60} must lie between 0 and max_lr={self.effective_max_lr:g}, ends excluded"
             )
-        if not (is_number(self.eps) and self.eps > 0):
-            raise ValueError(f"eps={self.eps!r:.60} must be > 0")
         if self.gating not in GATINGS:
             raise unknown("gating=", self.gating, GATINGS)
         if self.momentum and not self.spec.update_rule.momentum_gate:
@@ -156,6 +134,7 @@ class NeuralMemoryConfig(MemoryOptions):
                 f"learn_w0=False starts all weights at 0, from where structure={self.structure!r:.60} with its "
                 f"{len(self.spec.network.shapes())} fast maps can never move; use structure='linear' or learn_w0=True"
             )
+        self.has_w0_branch, self.effective_w0_scale  # noqa: B018 — torch.compile cannot trace the first use of a cached property
 
     def _default_retention(self) -> str:
         """Decay towards W0 for a network that forgets and writes at every token: it stops learning near 0. Else towards 0, as papers print it."""
@@ -190,12 +169,12 @@ class NeuralMemoryConfig(MemoryOptions):
     def gate_parts(self) -> tuple[str, ...]:
         return () if self.gate == "none" else tuple(self.gate.split("*"))
 
-    @property
+    @functools.cached_property
     def has_w0_branch(self) -> bool:
         """`w0_branch`, if there is a W0 to read: a kv memory (features "exp") has no initial weights in its first map."""
         return self.w0_branch and self.learn_w0 and not self.spec.is_kv_cache
 
-    @property
+    @functools.cached_property
     def effective_w0_scale(self) -> float:
         """`w0_scale`, or a default chosen by experiments."""
         if self.w0_scale is not None:
@@ -210,7 +189,7 @@ class NeuralMemoryConfig(MemoryOptions):
             return self.momentum_init
         return max(0.9, 1 - 1 / self.spec.commit) if self.spec.commits else 0.9
 
-    @property
+    @functools.cached_property
     def effective_max_lr(self) -> float:
         """`max_lr`, or a bound below which writing the same token again and again does not overshoot.
 
@@ -244,32 +223,8 @@ class NeuralMemoryConfig(MemoryOptions):
             return self.lr_init
         return self.effective_max_lr * (0.5 if self.spec.update_rule.unit_step else 0.9)
 
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
-    @classmethod
-    def from_json(cls, text: str) -> NeuralMemoryConfig:
-        try:
-            fields = json.loads(text)
-        except (ValueError, TypeError, RecursionError) as broken:
-            raise ValueError(f"a NeuralMemoryConfig in JSON was expected, but the text is none: {broken}") from None
-        if not isinstance(fields, dict):
-            raise ValueError(f"a NeuralMemoryConfig in JSON is an object {{...}}, not {type(fields).__name__}")
-        check_fields(fields)
-        if "dim" not in fields:
-            raise ValueError("a NeuralMemoryConfig needs dim")
-        fields.setdefault("retention", Zero.name)  # files from before the choice existed
-        return cls(**fields)
-
-
-def check_fields(names: Iterable[str]) -> None:
-    """Raise a ValueError for a name that is no field of `NeuralMemoryConfig`."""
-    known = [field.name for field in dataclasses.fields(NeuralMemoryConfig)]
-    wrong = sorted(set(names) - set(known) - set(old_names(NeuralMemoryConfig)))
-    if wrong:
-        close = nearest(wrong[0], known)
-        hint = f"did you mean {close}?" if close else f"there are {', '.join(known)}"
-        raise ValueError(f"NeuralMemoryConfig has no field {', '.join(wrong)}; {hint}")
+check_fields = NeuralMemoryConfig.check_names  # raises a ValueError for a name that is no field
 
 
 def is_number(value) -> bool:

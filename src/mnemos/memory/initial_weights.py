@@ -5,12 +5,12 @@ Shapes: H heads, D inputs and E outputs of a fast map.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
+from ..nn.checkpoint import full_precision
 from .config import NeuralMemoryConfig
 from .spec import MemorySpec
 
@@ -55,9 +55,7 @@ def clip_spectral_norm(w: Tensor, limit: float) -> Tensor:
     >>> round(torch.linalg.matrix_norm(clip_spectral_norm(torch.randn(1, 8, 32), 2.0), 2).item(), 2) <= 2
     True
     """
-    kind = w.device.type
-    full = torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else contextlib.nullcontext()
-    with full:  # eighth powers leave the range of half precision
+    with full_precision(w.device.type):  # eighth powers leave the range of half precision
         wide = w.to(torch.promote_types(w.dtype, torch.float32))
         gram = wide @ wide.mT if w.shape[1] <= w.shape[2] else wide.mT @ wide
         squared = gram.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None].clamp(min=1e-12)

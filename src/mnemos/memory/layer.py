@@ -6,20 +6,19 @@ Shapes: B batch, T time, H heads, K key dim, V value dim, N documents of a packe
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..deprecation import current_names, old_names
-from ..dispatch import decode, find, load
+from ..dispatch import decode, find, is_unmodified, load
 from ..nn.checkpoint import recomputed
 from ..nn.conv import CausalConv1d
 from ..nn.derivatives import refuse_transforms
 from ..nn.linear import Linear
-from ..nn.modules import is_unmodified
 from ..nn.norm import RMSNorm, rms_norm
-from .blame import blame
 from .config import GATINGS, NeuralMemoryConfig, check_fields
 from .features import Exp, make_features
 from .gating import momentum_since_commit
@@ -27,9 +26,9 @@ from .initial_weights import draw_w0, initial_weights
 from .projection import activate, project_heads
 from .scan import read, scan, step
 from .spec import Gates, MemorySpec
-from .state import MemoryState
+from .state import MemoryState, check_owner
 from .trace import Trace
-from .validation import NotFiniteError, as_boundaries, check_cu_seqlens, check_mask, describe
+from .validation import NotFiniteError, NoValuesError, as_boundaries, blame, check_cu_seqlens, check_mask, describe
 
 START_TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2}  # relative, of a start that was rounded to these types
 
@@ -81,15 +80,12 @@ class NeuralMemory(nn.Module):
 
     def initial_state(self, batch: int) -> MemoryState:
         """The state before the first token of `batch` rows (or, with cu_seqlens, documents)."""
+        like = self.qkv.weight
         if self.W0 is None:
-            start = [self.qkv.weight.new_zeros(self.heads, *shape) for shape in self.spec.shapes]
+            start = [like.new_zeros(self.heads, *shape) for shape in self.spec.shapes]
         else:
             start = initial_weights(self.config, list(self.W0))
-        like = self.qkv.weight
-        if start:
-            state = self.spec.initial_state(start, batch)
-        else:
-            state = self.spec.initial_state([], batch, self.heads, like.dtype, like.device)
+        state = self.spec.initial_state(start, batch, *(() if start else (self.heads, like.dtype, like.device)))
         return state if self.conv is None else dataclasses.replace(state, conv=self.conv.initial_tail(batch))
 
     def forward(
@@ -112,21 +108,26 @@ class NeuralMemory(nn.Module):
         another token's window. Time passes: decay, momentum, commits, position and convolution advance.
         kv: (B, T, dim), the input of keys, values and gates instead of x; queries and output gate are those of x.
         """
+        return self._call(x, state, mask, cu_seqlens, ns_steps, write_mask, kv, trace)
+
+    def _call(self, x: Tensor, state: MemoryState | None, mask, *options, reads: bool = True) -> Any:
+        """`forward`, or `write`; errors name the input that is to blame."""
         if torch.compiler.is_compiling():
-            return self._forward(x, state, mask, cu_seqlens, trace, ns_steps, write_mask, kv)
+            return self._run(x, state, mask, *options, reads=reads)
         try:
-            return self._forward(x, state, mask, cu_seqlens, trace, ns_steps, write_mask, kv)
-        except (NotFiniteError, RuntimeError) as wrong:
+            return self._run(x, state, mask, *options, reads=reads)
+        except (NotFiniteError, NoValuesError, RuntimeError) as wrong:
+            kv = options[3]
             blame(self, wrong, {"x": x} if kv is None else {"x": x, "kv": kv}, mask)
             raise
 
-    def _forward(self, x: Tensor, state: MemoryState | None, mask, cu_seqlens, trace: bool, ns_steps, write_mask, kv):
+    def _run(self, x: Tensor, state, mask, cu_seqlens, ns_steps, write_mask, kv, trace: bool, reads: bool) -> Any:
         cu_seqlens = None if cu_seqlens is None else as_boundaries(cu_seqlens)
         x, state = self.check(x, state, mask, cu_seqlens)
         kv = self._check_kv(kv, x, mask)
         spec = self.spec if ns_steps is None else self.spec.with_ns_steps(ns_steps)
         whole = mask is None and cu_seqlens is None and write_mask is None and kv is None and ns_steps is None
-        if x.shape[1] == 1 and whole and not trace:
+        if x.shape[1] == 1 and whole and reads and not trace:
             done = decode(self, x, state, self.config.backend)
             if done is not None:
                 return done
@@ -142,11 +143,15 @@ class NeuralMemory(nn.Module):
             traced_scan = find("traced_scan", "torch")
             assert traced_scan is not None
             y, state, record = traced_scan(q, k, v, gates, state, spec, self.features, mask, position)
-        elif x.shape[1] == 1 and cu_seqlens is None and not torch.is_grad_enabled():
+        elif x.shape[1] == 1 and reads and cu_seqlens is None and not torch.is_grad_enabled():
             y, state = step(q, k, v, gates, state, spec, self.features, mask, self.config.backend)
         else:
-            y, state = scan(q, k, v, gates, state, spec, self.features, mask, cu_seqlens, self.config.backend)
-        y, state = self._output(y, q, x), dataclasses.replace(state, conv=tail)
+            read_by = q if reads else None
+            y, state = scan(read_by, k, v, gates, state, spec, self.features, mask, cu_seqlens, self.config.backend)
+        state = dataclasses.replace(state, conv=tail)
+        if not reads:
+            return state
+        y = self._output(y, q, x)
         if mask is not None and torch.is_grad_enabled() and not torch.compiler.is_compiling() and not mask.any():
             y = y + sum(p.flatten()[:0].sum() for p in self.parameters())  # 0: DDP waits for every parameter's gradient
         return (y, state) if record is None else (y, state, record)
@@ -174,22 +179,7 @@ class NeuralMemory(nn.Module):
         write_mask: Tensor | None = None,
     ) -> MemoryState:
         """Memorise x (B, T, dim) without reading: the state `forward` would return, for less work."""
-        if torch.compiler.is_compiling():
-            return self._write(x, state, mask, cu_seqlens, ns_steps, write_mask)
-        try:
-            return self._write(x, state, mask, cu_seqlens, ns_steps, write_mask)
-        except (NotFiniteError, RuntimeError) as wrong:
-            blame(self, wrong, {"x": x}, mask)
-            raise
-
-    def _write(self, x: Tensor, state: MemoryState | None, mask, cu_seqlens, ns_steps, write_mask) -> MemoryState:
-        cu_seqlens = None if cu_seqlens is None else as_boundaries(cu_seqlens)
-        x, state = self.check(x, state, mask, cu_seqlens)
-        _, k, v, tail = self.project(x, state, mask, cu_seqlens)
-        gates = self.gates(x, state, mask, cu_seqlens, write_mask)
-        spec = self.spec if ns_steps is None else self.spec.with_ns_steps(ns_steps)
-        _, state = scan(None, k, v, gates, state, spec, self.features, mask, cu_seqlens, self.config.backend)
-        return dataclasses.replace(state, conv=tail)
+        return self._call(x, state, mask, cu_seqlens, ns_steps, write_mask, None, False, reads=False)
 
     def project(
         self, x: Tensor, state: MemoryState, mask, cu_seqlens, kv: Tensor | None = None
@@ -201,10 +191,8 @@ class NeuralMemory(nn.Module):
         mixed, tail = self.qkv(x), None
         if kv is not None:
             mixed = torch.cat([mixed[..., : self.splits[0]], self.qkv(kv)[..., self.splits[0] :]], -1)
-        shape, pairs = (
-            (self.heads, tuple(n // self.heads for n in self.splits), self._norms()),
-            self.spec.pairs_per_token,
-        )
+        shape = self.heads, tuple(n // self.heads for n in self.splits), self._norms()
+        pairs = self.spec.pairs_per_token
         if mask is None and cu_seqlens is None and is_unmodified(self.conv) and pairs == 1:
             weight = None if self.conv is None else self.conv.checked_weight()
             return project_heads(mixed, state.conv, weight, *shape, backend=self.config.backend)
@@ -245,9 +233,9 @@ class NeuralMemory(nn.Module):
     def _read_w0(self, q: Tensor) -> Tensor:
         """What the learned start says of q (B, T, H, K), whatever was written since: -> (B, T, H, V)."""
         lifted = (q if self.features is None else self.features(q)).transpose(1, 2)  # B H T F
-
         maps, kind = tuple(self.W0 or ()), q.device.type
-        low = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else q.dtype
+        autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)  # meta has none
+        low = torch.get_autocast_dtype(kind) if autocast else q.dtype
 
         def network(x: Tensor, *maps: Tensor) -> tuple[Tensor]:
             return (self.spec.network.forward(x.to(low), lambda i, x: x @ maps[i].to(low)),)
@@ -290,26 +278,8 @@ class NeuralMemory(nn.Module):
         rows = x.shape[0] if cu_seqlens is None else check_cu_seqlens(cu_seqlens, 1, x.shape[1])
         if state is None:
             state = self.initial_state(rows)
-        elif not isinstance(state, MemoryState):
-            raise ValueError(
-                f"state is a {type(state).__name__}, but must be a MemoryState, as an earlier call returned it"
-            )
-        elif state.spec is not self.spec and state.spec != self.spec:
-            raise ValueError(
-                "state belongs to a memory with another spec; begin with state=None or mem.initial_state(batch)"
-            )
-        elif state.heads != self.heads:
-            raise ValueError(
-                f"state has {state.heads} heads, but the layer has {self.heads}; it is another layer's state"
-            )
-        elif state.batch != rows:
-            raise ValueError(
-                f"state has {state.batch} rows, but {rows} are expected; use state.select([...]) to pick rows"
-            )
-        elif state.position.device != x.device:
-            raise ValueError(
-                f"state is on {state.position.device}, but x is on {x.device}; use state.to({str(x.device)!r})"
-            )
+        else:
+            check_owner(state, self.spec, rows, self.heads, x.device, "the layer")
         if state.start_from_file and not torch.compiler.is_compiling():
             state = self._with_checked_start(state)
         tail = None if self.conv is None else (rows, self.conv.width - 1, self.conv.channels)

@@ -5,37 +5,30 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from ..choices import nearest
 from ..deprecation import current_names, old_names, renamed_fields
-from .combinations import check_combinations
+from .combinations import check_combinations, choose, is_whole, require
 from .features import FEATURES
-from .gates import Gates
 from .losses import LOSSES, InnerLoss
 from .networks import STRUCTURES, Chain, Structure
 from .newton_schulz import NS_COEFFICIENTS
 from .retention import RETENTIONS, RetainedDescent, Retention, TransformedRetention
-from .rules import RULES, Muon, Rule
+from .rules import RULES, Gates, Muon, Rule
 
 if TYPE_CHECKING:
-    from .state import MemoryState
+    from typing_extensions import Self
+
 
 __all__ = ["Gates", "MemoryOptions", "MemorySpec", "accumulates"]
 MAX_DIM = 2**20  # of any dimension, window or chunk: sizes come from files too, and must not exhaust the machine
-LIMITS = {
-    "key_dim": MAX_DIM,
-    "value_dim": MAX_DIM,
-    "depth": 64,
-    "degree": 64,
-    "window": MAX_DIM,
-    "chunk_size": MAX_DIM,
-    "ns_steps": 64,
-    "pairs_per_token": 64,
-}
+LIMITS = {"key_dim value_dim window chunk_size": MAX_DIM, "depth degree ns_steps pairs_per_token": 64}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +88,8 @@ class MemoryOptions:
     pairs_per_token: int = 1
     max_grad_norm: float | None = None
 
+    SAVED_DEFAULTS: ClassVar[dict[str, Any]] = {}  # of fields that older files lack, where they differ
+
     def __hash__(self) -> int:
         return self._hash
 
@@ -106,6 +101,36 @@ class MemoryOptions:
     def __getstate__(self) -> dict[str, Any]:
         """The fields alone: hashes of strings differ from process to process."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """What `to_json` wrote; a ValueError for any other text."""
+        try:
+            given: dict[str, Any] = json.loads(text)
+        except (ValueError, TypeError, RecursionError) as broken:
+            raise ValueError(f"a {cls.__name__} in JSON was expected, but the text is none: {broken}") from None
+        if not isinstance(given, dict):
+            raise ValueError(f"a {cls.__name__} in JSON is an object {{...}}, not {type(given).__name__}")
+        cls.check_names(given, listed=False)
+        given = current_names(f"a saved {cls.__name__}", given, old_names(cls))
+        required = (field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING)
+        missing = [name for name in required if name not in given]
+        if missing:
+            raise ValueError(f"a {cls.__name__} needs {', '.join(missing)}")
+        return cls(**cls.SAVED_DEFAULTS | given)
+
+    @classmethod
+    def check_names(cls, names: Iterable[str], listed: bool = True) -> None:
+        """Raise a ValueError for a name that is no field."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        wrong = sorted(set(names) - set(known) - set(old_names(cls)))
+        if wrong:
+            close = nearest(wrong[0], known)
+            hint = f"; did you mean {close}?" if close else f"; there are {', '.join(known)}" if listed else ""
+            raise ValueError(f"{cls.__name__} has no field {', '.join(wrong)[:200]}{hint}")
 
 
 @renamed_fields(skip="residual")
@@ -128,32 +153,19 @@ class MemorySpec(MemoryOptions):
     __hash__ = MemoryOptions.__hash__  # else the dataclass makes one that is not kept
 
     def __post_init__(self):
-        def choose(name: str, allowed) -> None:
-            value = getattr(self, name)
-            if value not in allowed:
-                raise ValueError(f"{name}={value!r:.40} is unknown; choose one of {', '.join(map(repr, allowed))}")
-
         for registry in (STRUCTURES, LOSSES, RULES, RETENTIONS, FEATURES):
             registry.choose(getattr(self, registry.kind))
         LOSSES.make(self.objective), RETENTIONS.make(self.retention)  # raise for options out of range
-        choose("anchor", ("chunk", "token"))
-        choose("read", ("after", "before"))
-        choose("ns_coefficients", tuple(NS_COEFFICIENTS))
-        choose("lr_position", ("outside", "inside"))
-        choose("muon_scale", ("unit", "nuclear"))
-        for name, most in LIMITS.items():
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= most:
-                raise ValueError(f"{name}={value!r:.40} must be a whole number >= 1 and <= {most}")
-        if type(self.expansion) not in (int, float) or not 0 < self.expansion <= MAX_DIM:
-            raise ValueError(f"expansion={self.expansion!r:.40} must be a number > 0 and <= {MAX_DIM}")
-        if self.feature_dim is not None and (type(self.feature_dim) is not int or not 1 <= self.feature_dim <= MAX_DIM):
-            raise ValueError(
-                f"feature_dim={self.feature_dim!r:.40} must be None or a whole number >= 1 and <= {MAX_DIM}"
-            )
-        for name in ("momentum", "decay_first", "nesterov", "normalize", "residual"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}={getattr(self, name)!r:.40} must be True or False")
+        choose(self, anchor=("chunk", "token"), read=("after", "before"), ns_coefficients=tuple(NS_COEFFICIENTS))
+        choose(self, lr_position=("outside", "inside"), muon_scale=("unit", "nuclear"))
+        for names, most in LIMITS.items():
+            require(self, names, lambda x, most=most: is_whole(x, 1, most), f"be a whole number >= 1 and <= {most}")
+        sizes = f"a whole number >= 1 and <= {MAX_DIM}"
+        require(self, "feature_dim", lambda x: x is None or is_whole(x, 1, MAX_DIM), f"be None or {sizes}")
+        positive = f"be a number > 0 and <= {MAX_DIM}"
+        require(self, "expansion", lambda x: type(x) in (int, float) and 0 < x <= MAX_DIM, positive)
+        switches = "momentum decay_first nesterov normalize residual"
+        require(self, switches, lambda x: isinstance(x, bool), "be True or False")
         check_combinations(self)
         if self.lifted_dim > MAX_DIM:
             raise ValueError(
@@ -297,38 +309,8 @@ class MemorySpec(MemoryOptions):
             raise ValueError(f"ns_steps={ns_steps!r:.40} goes with rule='muon' only, not rule={self.rule!r}")
         return dataclasses.replace(self, ns_steps=ns_steps)
 
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> MemorySpec:
-        """The spec that `to_json` wrote; a ValueError for any other text."""
-        try:
-            given: dict[str, Any] = json.loads(text)
-        except (TypeError, RecursionError) as broken:
-            raise ValueError(f"a MemorySpec in JSON was expected, but the text is none: {broken}") from None
-        if not isinstance(given, dict):
-            raise ValueError(f"a MemorySpec in JSON is an object {{...}}, not {type(given).__name__}")
-        given = current_names("a saved MemorySpec", given, old_names(cls))
-        fields = dataclasses.fields(cls)
-        unknown = given.keys() - {field.name for field in fields}
-        if unknown:
-            raise ValueError(f"MemorySpec has no field {', '.join(sorted(unknown))[:200]}")
-        missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in given]
-        if missing:
-            raise ValueError(f"a MemorySpec needs {', '.join(missing)}")
-        return cls(**given)
-
-    if TYPE_CHECKING:  # memory/initial_state.py has it: a state is made of a spec, so this file cannot import states
-
-        def initial_state(
-            self,
-            W0: list[Tensor],
-            batch: int,
-            heads: int | None = None,
-            dtype: torch.dtype | None = None,
-            device: torch.device | str | None = None,
-        ) -> MemoryState: ...
+    if TYPE_CHECKING:  # a state is made of a spec, so this file cannot import states
+        from .state import initial_state as initial_state
 
 
 def accumulates(rule: Any, retention: Any, commit: Any) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..nn.cache import Rows
 from .files import read_tensors, write_tensors
 from .kv_memory import Pairs
 from .spec import MemorySpec
@@ -19,7 +20,7 @@ FORMAT = "mnemos.memory-state/1"
 
 
 @dataclass
-class MemoryState:
+class MemoryState(Rows):
     """Fast weights, momentum, anchor, window buffers and position of B rows.
 
     weights, momentum, anchor: one (B, H, d_in, d_out) per fast map. The anchor is the weights themselves at a chunk's
@@ -50,10 +51,6 @@ class MemoryState:
     start_from_file: bool = False
 
     @property
-    def batch(self) -> int:
-        return self.position.shape[0]
-
-    @property
     def heads(self) -> int:
         return self.window_key.shape[2]
 
@@ -65,11 +62,6 @@ class MemoryState:
     def is_kv_cache(self) -> bool:
         """Whether the state grows with every token, as an attention cache does."""
         return self.pairs is not None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the logical state: the same at every position, unless the state `grows`."""
-        return sum(x.numel() * x.element_size() for x in self.tensors().values())
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor by name, each with the row as its first axis: what `save` writes."""
@@ -83,71 +75,64 @@ class MemoryState:
             named["conv"] = self.conv
         return named if self.pairs is None else named | self.pairs.tensors()
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> MemoryState:
-        """Apply `function` to every tensor; an anchor that is the weights stays the weights."""
-        weights = [function(w) for w in self.weights]
-        aliased = all(a is w for a, w in zip(self.anchor, self.weights))
-        return dataclasses.replace(
-            self,
-            weights=weights,
-            momentum=[function(s) for s in self.momentum],
-            anchor=list(weights) if aliased else [function(a) for a in self.anchor],
-            window_key=function(self.window_key),
-            window_value=function(self.window_value),
-            window_gate=function(self.window_gate),
-            position=function(self.position),
-            conv=None if self.conv is None else function(self.conv),
-            pairs=None if self.pairs is None else self.pairs.map(function),
-            inplace=False,
-            own=False,
-            start=[function(w) for w in self.start],
+    def map(self, function: Callable[..., Tensor], *others: MemoryState) -> MemoryState:
+        """Apply `function` to every tensor (and to those of the same name in `others`); an anchor that is the weights stays the weights."""
+        aliased = all(state._anchor_is_weights() for state in (self, *others))
+        named = [state.tensors() for state in (self, *others)]
+        names = (name for name in named[0] if not (aliased and name.startswith(("anchor.", "pairs.anchor"))))
+        mapped = {name: function(*(tensors[name] for tensors in named)) for name in names}
+        state = _assemble(self.spec, mapped, self.chunk_offset, aliased)
+        state.start_from_file = self.start_from_file
+        return state
+
+    def after_token(self, weights, momentum, anchor, window, inplace: bool) -> MemoryState:
+        """The state with these matrices and window buffers, one token later. anchor: before the token; inplace: it may be written into."""
+        spec, position, chunk_offset = self.spec, self.position + 1, self.chunk_offset
+        chunk_offset = (
+            common_chunk_offset(position, spec) if chunk_offset is None else (chunk_offset + 1) % spec.chunk_size
+        )
+        if spec.anchor == "token" or chunk_offset == 0:  # a chunk has ended: the anchor is the new weights
+            anchor = list(weights)
+        elif chunk_offset is None and inplace:
+            for row, t in enumerate(position.tolist()):
+                if t % spec.chunk_size == 0:
+                    for w, a in zip(weights, anchor):
+                        a[row] = w[row]
+        elif chunk_offset is None:
+            ended = (position % spec.chunk_size == 0).reshape(-1, 1, 1, 1)
+            anchor = [torch.where(ended, w, a) for w, a in zip(weights, anchor)]
+        return MemoryState(
+            spec,
+            weights,
+            momentum,
+            anchor,
+            *window,
+            position=position,
+            chunk_offset=chunk_offset,
+            conv=self.conv,
+            inplace=self.inplace,
+            own=inplace,
+            start=[w.to(weights[0].dtype) for w in self.start],
+            start_from_file=self.start_from_file,
         )
 
     def _anchor_is_weights(self) -> bool:
         pairs = self.pairs is None or self.pairs.anchor is self.pairs.weight
         return pairs and all(a is w for a, w in zip(self.anchor, self.weights))
 
-    def detach(self) -> MemoryState:
-        """The same state cut from the graph that made it (truncated back-propagation)."""
-        return self.map(Tensor.detach)
-
-    def clone(self) -> MemoryState:
-        """A fork: an independent copy that can go another way."""
-        return self.map(Tensor.clone)
-
     def to(self, target: torch.device | str | torch.dtype) -> MemoryState:
         """Move to a device, or change the floating-point type (float32 or wider)."""
-        if isinstance(target, torch.dtype):
-            if target not in (torch.float32, torch.float64):
-                raise ValueError(f"a memory state is float32 or float64, not {target}")
-            return self.map(lambda x: x.to(target) if x.is_floating_point() else x)
-        return self.map(lambda x: x.to(target))
+        if isinstance(target, torch.dtype) and target not in (torch.float32, torch.float64):
+            raise ValueError(f"a memory state is float32 or float64, not {target}")
+        return super().to(target)
 
     def select(self, rows: Sequence[int] | Tensor) -> MemoryState:
         """Rows by index, in the order given, repeats allowed (beam search, batching)."""
-        try:
-            index = torch.as_tensor(rows, device=self.position.device)
-        except (TypeError, ValueError, RuntimeError):
-            raise ValueError(
-                f"rows must be a list of whole numbers, not {type(rows).__name__} {str(rows)[:40]}"
-            ) from None
-        if index.dim() != 1 or index.numel() == 0:
-            raise ValueError("rows must be a non-empty list of row numbers")
-        if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
-            raise ValueError(
-                f"rows must be whole numbers, not {index.dtype}; for a mask give mask.nonzero().squeeze(-1)"
-            )
-        index = index.to(torch.int64)
-        if int(index.min()) < 0 or int(index.max()) >= self.batch:
-            raise ValueError(f"rows must lie in 0..{self.batch - 1}, not {index.tolist()}")
-        state = self.map(lambda x: x.index_select(0, index))
-        return dataclasses.replace(
-            state,
-            chunk_offset=common_chunk_offset(state.position, self.spec)
-            if self.chunk_offset is None
-            else self.chunk_offset,
-            pairs=None if state.pairs is None else state.pairs.resized(int(state.position.max())),
-        )
+        state = super().select(rows)
+        if state.chunk_offset is None:
+            state.chunk_offset = common_chunk_offset(state.position, self.spec)
+        state.pairs = None if state.pairs is None else state.pairs.resized(int(state.position.max()))
+        return state
 
     @classmethod
     def stack(cls, states: Sequence[MemoryState]) -> MemoryState:
@@ -158,18 +143,17 @@ class MemoryState:
         if len(lists) == len(states):
             longest = max(pairs.length for pairs in lists)
             states = [dataclasses.replace(s, pairs=pairs.resized(longest)) for s, pairs in zip(states, lists)]
-        first = states[0]
-        for other in states[1:]:
-            if other.spec != first.spec:
+        named = [state.tensors() for state in states]
+        kinds = [{name: (x.shape[1:], x.dtype, x.device) for name, x in tensors.items()} for tensors in named]
+        for state, kind in zip(states, kinds):
+            if state.spec != states[0].spec:
                 raise ValueError("stack: the states have different specs")
-            if {k: (v.shape[1:], v.dtype, v.device) for k, v in other.tensors().items()} != {
-                k: (v.shape[1:], v.dtype, v.device) for k, v in first.tensors().items()
-            }:
+            if kind != kinds[0]:
                 raise ValueError("stack: the states differ in heads, convolution, dtype or device")
         chunk_offsets = {state.chunk_offset for state in states}
         aliased = all(state._anchor_is_weights() for state in states)
-        joined = {name: torch.cat([s.tensors()[name] for s in states]) for name in first.tensors()}
-        stacked = _assemble(first.spec, joined, chunk_offsets.pop() if len(chunk_offsets) == 1 else None, aliased)
+        joined = {name: torch.cat([tensors[name] for tensors in named]) for name in named[0]}
+        stacked = _assemble(states[0].spec, joined, chunk_offsets.pop() if len(chunk_offsets) == 1 else None, aliased)
         stacked.start_from_file = any(state.start_from_file for state in states)
         return stacked
 
@@ -218,6 +202,24 @@ def state_from_tensors(
     return state
 
 
+def check_owner(state, spec: MemorySpec, rows: int, heads: int, device: torch.device, owner: str) -> None:
+    """Raise a ValueError unless `state` is one of this spec, of so many rows and heads and on this device."""
+    if not isinstance(state, MemoryState):
+        kind = type(state).__name__
+        raise ValueError(
+            f"state is a {kind}, but must be a MemoryState: what an earlier call returned, or an initial_state"
+        )
+    if state.spec is not spec and state.spec != spec:
+        raise ValueError("state belongs to another spec; begin with state=None or with an initial_state of this memory")
+    if state.heads != heads:
+        raise ValueError(f"state has {state.heads} heads, but {owner} has {heads}; it is another layer's state")
+    if state.batch != rows:
+        raise ValueError(f"state has {state.batch} rows, but {rows} are expected; use state.select([...]) to pick rows")
+    if state.position.device != device:
+        found = state.position.device
+        raise ValueError(f"state is on {found}, but {owner} is on {device}; use state.to({str(device)!r})")
+
+
 def common_chunk_offset(position: Tensor, spec: MemorySpec) -> int | None:
     """The offset in the chunk of rows at these positions, or None if they differ. Reads the numbers: not under torch.compile."""
     if spec.chunk_size == 1 or torch.compiler.is_compiling():
@@ -243,3 +245,73 @@ def _assemble(spec: MemorySpec, tensors: dict[str, Tensor], chunk_offset: int | 
         pairs=Pairs.of(tensors, aliased) if spec.is_kv_cache else None,
         start=[tensors[f"start.{i}"] for i in range(n)] if spec.retains.keeps_start else [],
     )
+
+
+def initial_state(
+    self: MemorySpec,
+    W0: list[Tensor],
+    batch: int,
+    heads: int | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> MemoryState:
+    """State before the first token, for `batch` rows. W0: list of (H, d_in, d_out), one per fast map; gradients reach it.
+
+    heads, dtype (float32) and device (cpu) are for a memory without matrices, features "exp" and structure "linear", whose W0 is [];
+    otherwise they are those of W0.
+
+    >>> spec = MemorySpec(key_dim=4, value_dim=4, structure="linear")
+    >>> spec.initial_state([torch.zeros(2, 4, 4)], batch=3).weights[0].shape
+    torch.Size([3, 2, 4, 4])
+    """
+    spec = self
+    if not isinstance(batch, (int, torch.SymInt)) or isinstance(batch, bool) or batch < 1:
+        raise ValueError(f"batch={batch!r} must be a whole number >= 1")
+    W0 = list(W0) if isinstance(W0, Iterable) else [W0]
+    if not all(isinstance(w, Tensor) for w in W0):
+        raise ValueError("W0 must be a list of tensors (heads, d_in, d_out), one per fast map")
+    if len(W0) != len(spec.shapes):
+        raise ValueError(
+            f"W0 has {len(W0)} matrices, but structure {spec.structure!r} has {len(spec.shapes)} fast maps"
+        )
+    if not W0:
+        if type(heads) is not int or heads < 1:
+            raise ValueError(f"heads={heads!r} must be a whole number >= 1, for W0 is empty and cannot tell it")
+        W0 = [torch.zeros(heads, 0, 0, dtype=dtype, device=device)]
+    elif (heads, dtype, device) != (None, None, None):
+        raise ValueError("heads, dtype and device are those of W0: give them only where W0 is []")
+    heads = W0[0].shape[0] if W0[0].dim() == 3 else 0
+    dtype = torch.promote_types(torch.float32, W0[0].dtype)
+    for i, (w, shape) in enumerate(zip(W0, spec.shapes)):
+        if tuple(w.shape) != (heads, *shape) or heads == 0:
+            wanted = f"({heads or 'heads'}, {shape[0]}, {shape[1]})"
+            raise ValueError(f"W0[{i}] has shape {tuple(w.shape)}, but (heads, d_in, d_out) = {wanted} is expected")
+        if not w.is_floating_point():
+            raise ValueError(f"W0[{i}] has type {w.dtype}, but must be a floating-point tensor")
+        if w.device != W0[0].device:
+            raise ValueError(f"W0[{i}] is on {w.device}, but W0[0] is on {W0[0].device}")
+        dtype = torch.promote_types(dtype, w.dtype)
+
+    def rows(w: Tensor) -> Tensor:
+        return w.unsqueeze(0).expand(batch, *w.shape)
+
+    rule, initial = spec.update_rule, [w.to(dtype) for w in W0[: len(spec.shapes)]]
+    weights = [rows(rule.initial_weights(w)) for w in initial]
+    c, like = spec.window - 1, W0[0].to(dtype)
+    empty = like.new_zeros
+    return MemoryState(
+        spec=spec,
+        weights=weights,
+        momentum=[rows(rule.initial_accumulator(w)).contiguous() for w in initial] if spec.momentum else [],
+        anchor=list(weights),
+        window_key=empty(batch, c, heads, spec.key_channels),
+        window_value=empty(batch, c, heads, spec.loss_value_dim),
+        window_gate=empty(batch, c, heads),
+        position=torch.zeros(batch, dtype=torch.int64, device=like.device),
+        chunk_offset=0,
+        pairs=Pairs.empty(spec, batch, heads, like) if spec.is_kv_cache else None,
+        start=[rows(w.clone()) for w in initial] if spec.retains.keeps_start else [],  # an optimiser may move W0
+    )
+
+
+MemorySpec.initial_state = initial_state

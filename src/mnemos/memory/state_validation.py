@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import torch
@@ -61,31 +62,13 @@ def check_parts(state: MemoryState, spec: MemorySpec, batch: int, heads: int) ->
 
     A state is a plain object that anybody can put together, and kernels fill outputs of the sizes it claims to have.
     """
-    shapes = spec.shapes
-    kinds = [("weights", state.weights), ("anchor", state.anchor)]
-    if spec.momentum:
-        kinds.append(("momentum", state.momentum))
-    if spec.retains.keeps_start:
-        kinds.append(("start", state.start))
-    for name, tensors in kinds:
-        if len(tensors) != len(shapes):
-            raise ValueError(f"state has {len(tensors)} matrices in {name}, but {len(shapes)} are expected")
-        for i, (x, (d_in, d_out)) in enumerate(zip(tensors, shapes)):
-            if x.shape != (batch, heads, d_in, d_out):
-                expected = batch, heads, d_in, d_out
-                raise ValueError(f"state has {name}[{i}] of shape {tuple(x.shape)}, but {expected} is expected")
-    c = spec.window - 1
-    if state.window_key.shape != (batch, c, heads, spec.key_channels) or (
-        c
-        and (state.window_value.shape, state.window_gate.shape)
-        != ((batch, c, heads, spec.loss_value_dim), (batch, c, heads))
-    ):
-        raise ValueError(f"state has window buffers that do not fit batch={batch}, heads={heads}, window={spec.window}")
     check_place(state, batch)
-    if spec.is_kv_cache:
-        found = {} if state.pairs is None else {name: tuple(x.shape) for name, x in state.pairs.tensors().items()}
-        if found != Pairs.shapes(spec, batch, heads, 0 if state.pairs is None else state.pairs.length):
-            raise ValueError(f"state has pairs that do not fit batch={batch}, heads={heads} of its spec")
+    expected = state_shapes(spec, batch, heads, 0 if state.pairs is None else state.pairs.length)
+    found = {name: tuple(x.shape) for name, x in state.tensors().items() if name != "conv"}
+    for name in sorted(expected.keys() | found.keys()):
+        if found.get(name) != expected.get(name):
+            shape, part = found.get(name, "none"), re.sub(r"\.(\d+)$", r"[\1]", name)
+            raise ValueError(f"state has {part} of shape {shape}, but {expected.get(name, 'none')} is expected")
 
 
 def check_place(state: MemoryState, batch: int) -> None:
@@ -109,12 +92,9 @@ def state_shapes(spec: MemorySpec, batch: int, heads: int, longest: int) -> dict
     shapes: dict[str, tuple[int, ...]] = {
         f"{kind}.{i}": (batch, heads, *shape) for kind in kinds for i, shape in enumerate(spec.shapes)
     }
-    c = spec.window - 1
-    shapes |= {
-        "window_key": (batch, c, heads, spec.key_channels),
-        "window_value": (batch, c, heads, spec.loss_value_dim),
-    }
-    shapes |= {"window_gate": (batch, c, heads), "position": (batch,)}
+    before = batch, spec.window - 1, heads
+    shapes |= {"window_key": (*before, spec.key_channels), "window_value": (*before, spec.loss_value_dim)}
+    shapes |= {"window_gate": before, "position": (batch,)}
     return shapes | Pairs.shapes(spec, batch, heads, longest) if spec.is_kv_cache else shapes
 
 

@@ -5,20 +5,25 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..dispatch import operation
 from .features import FEATURES
 from .spec import Gates, MemorySpec
-from .state import MemoryState
+from .state import MemoryState, check_owner
 from .state_validation import check_parts
 
 GATE_NAMES = tuple(field.name for field in dataclasses.fields(Gates))
 UNBOUNDED = ("lr", "threshold")  # gates that may exceed 1
+ON_META = "on the meta device, which holds no numbers, but a memory checks the values of its gates"
 
 
 class NotFiniteError(ValueError):
     """A NaN or an infinity where a memory needs numbers; the message names its row and position."""
+
+
+class NoValuesError(ValueError):
+    """A tensor on the meta device where a memory checks values."""
 
 
 def check_inputs(
@@ -29,8 +34,8 @@ def check_inputs(
     state: MemoryState,
     spec: MemorySpec,
     features,
-    mask: Tensor | None,
-    cu_seqlens: Tensor | None,
+    mask,
+    cu_seqlens,
 ) -> None:
     """The arguments of `scan`: shapes, types and devices; and values, but under torch.compile."""
     _check_floats("k", k, spec.key_channels)
@@ -43,6 +48,10 @@ def check_inputs(
         if x.device != k.device:
             raise ValueError(f"{name} is on {x.device}, but k is on {k.device}")
     B, T, H = k.shape[:3]
+    if k.is_meta:
+        raise NoValuesError(
+            f"k is {ON_META}: move q, k, v, gates and state to a device that holds numbers, such as 'cpu'"
+        )
     if T == 0:
         raise ValueError("the sequence is empty: T must be >= 1")
     documents = B
@@ -75,16 +84,8 @@ def check_query(q: Tensor, state: MemoryState, spec: MemorySpec, features) -> No
 
 
 def check_state(state: MemoryState, spec: MemorySpec, batch: int, heads: int, device: torch.device) -> None:
-    if not isinstance(state, MemoryState):
-        raise ValueError(f"state is a {_kind(state)}, but must be a MemoryState (spec.initial_state(W0, batch=...))")
-    if state.spec is not spec and state.spec != spec and not _same_but_for_steps(state.spec, spec):
-        raise ValueError("state belongs to another spec; make one with spec.initial_state(W0, batch=...)")
-    if state.batch != batch:
-        raise ValueError(f"state holds {state.batch} rows, but the input has {batch}")
-    if state.heads != heads:
-        raise ValueError(f"state holds {state.heads} heads, but the input has {heads}")
-    if state.position.device != device:
-        raise ValueError(f"state is on {state.position.device}, but the input is on {device}; use state.to(...)")
+    steps = isinstance(state, MemoryState) and _same_but_for_steps(state.spec, spec)
+    check_owner(state, state.spec if steps else spec, batch, heads, device, "the input")
     if not torch.compiler.is_compiling():
         check_parts(state, spec, batch, heads)
     if state.own and not state.inplace:
@@ -93,7 +94,7 @@ def check_state(state: MemoryState, spec: MemorySpec, batch: int, heads: int, de
 
 def _same_but_for_steps(own: MemorySpec, spec: MemorySpec) -> bool:
     """Whether a call may use `spec` on a state of `own`: more or fewer Newton–Schulz iterations leave the state what it is."""
-    return own.commits and dataclasses.replace(own, ns_steps=spec.ns_steps) == spec
+    return own is not spec and own.commits and dataclasses.replace(own, ns_steps=spec.ns_steps) == spec
 
 
 def check_mask(name: str, mask, like: Tensor) -> None:
@@ -229,3 +230,36 @@ def _check_network(spec: MemorySpec, like: Tensor) -> None:
         raise ValueError(
             f"structure {spec.structure!r} holds parameters that require gradients, but may be made of fast maps and functions alone"
         )
+
+
+def blame(layer: nn.Module, wrong: Exception, inputs: dict[str, Tensor], mask: Tensor | None) -> None:
+    """Raise an error that names the input or parameter that made the layer fail with `wrong`; return if none is found.
+
+    Runs only after a failure: a call that works pays nothing for it.
+    inputs: (B, T, dim) each, by the names of the layer's arguments.
+    """
+    if any(t.is_meta for t in (*inputs.values(), *layer.parameters())):
+        raise ValueError(
+            f"x or the layer's parameters are {ON_META}: move the layer with to_empty(device='cpu'), load its weights, and move x"
+        ) from None
+    if not isinstance(wrong, NotFiniteError):
+        return
+    for name, x in inputs.items():
+        bad = ~x.isfinite().all(-1)  # B T
+        bad = bad if mask is None else bad & mask
+        if bad.any():
+            row, position = bad.nonzero()[0].tolist()
+            token = x[row, position]
+            rows = bad.any(1).nonzero().flatten().tolist()
+            others = f" (rows {', '.join(map(str, rows[:8]))}{' …' * (len(rows) > 8)})" if len(rows) > 1 else ""
+            raise NotFiniteError(
+                f"{name} is {token[~token.isfinite()][0].item()} in row {row}, position {position}{others}: "
+                "a memory takes finite numbers alone; repair that row, or mask the token"
+            ) from None
+    damaged = [name for name, p in layer.named_parameters() if not p.isfinite().all()]
+    if damaged:
+        raise NotFiniteError(
+            f"{wrong}: x is finite, but the layer's {damaged[0]} is not; load weights that are"
+        ) from None
+    largest = max(x.abs().max().item() for x in inputs.values())
+    raise NotFiniteError(f"{wrong}: x is finite, but as large as {largest:.3g}; normalise it") from None

@@ -143,20 +143,15 @@ def _one_pass(layer: NeuralMemory, chunks: Tensor, state: MemoryState) -> tuple[
     x, state = chunks.flatten(0, 1), state.select([row for row in range(B) for _ in range(n)])  # R = B n rows
     _, k, v, _ = layer.project(x, state, None, None)
     key, value = k.to(state.dtype), layer.spec.loss_value(v.to(state.dtype), layer.gates(x, state, None, None))
-    before = _inner_loss(layer, key, value, state).mean(1).unflatten(0, (B, n))  # B n H
+    before = inner_loss(key, value, state, layer.spec, layer.features).mean(1).unflatten(0, (B, n))  # B n H
     key, value = (t.unflatten(0, (B, n)).flatten(1, 2).repeat_interleave(n, 0) for t in (key, value))  # R nC H .
-    after = _inner_loss(layer, key, value, layer.write(x, state))
+    after = inner_loss(key, value, layer.write(x, state), layer.spec, layer.features)
     after = after.unflatten(1, (n, -1)).mean(2).unflatten(0, (B, n))  # B n n H: written, measured
     fall = before.unsqueeze(1) - after
     own, others = fall.diagonal(dim1=1, dim2=2).mean(-1), 0.0
     if n > 1:
         others = (fall.sum((1, 2)) - n * own) / (n * (n - 1))
     return before.mean(1), after.diagonal(dim1=1, dim2=2).mean(-1), own - others
-
-
-def _inner_loss(layer: NeuralMemory, key: Tensor, value: Tensor, state: MemoryState) -> Tensor:
-    """Inner loss at the weights of `state`: key (B, T, H, K), value (B, T, H, V) -> (B, T, H)."""
-    return inner_loss(key, value, state, layer.spec, layer.features)
 
 
 @torch.no_grad()

@@ -11,11 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..dispatch import operation
+from ..dispatch import is_unmodified, operation
 from ..memory.gating import logit
 from ..nn.block import GatedSum
 from ..nn.linear import Linear, linear
-from ..nn.modules import is_unmodified
 from ..nn.norm import RMSNorm
 from .mixer import check_registration
 

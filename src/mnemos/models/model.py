@@ -184,7 +184,7 @@ class MnemosModel(MnemosPreTrainedModel):
             raise ValueError(
                 "position_ids begin again at 0 inside a row, which goes with a fresh start only, not with past_key_values"
             )
-        return row_layout(mask, starts)
+        return None if mask is None and starts is None else row_layout(mask, starts)
 
     def _with_persistent(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None, int]:
         """x (R, L, D) and mask (R, L) behind the N persistent tokens: (R, N + L, D), (R, N + L), N."""

@@ -1,4 +1,4 @@
-"""Base class of the caches of all layers: tensors whose first axis is the batch row, and settings shared by all rows."""
+"""Base classes of the caches of all layers and of states: tensors whose first axis is the batch row, and settings shared by all rows."""
 
 from __future__ import annotations
 
@@ -14,8 +14,64 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+class Rows:
+    """Base of values made of tensors whose first axis is the batch row. Subclasses have `tensors`, `map` and `position`, (B,) int64."""
+
+    position: Tensor
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor by name, each with the batch row as its first axis."""
+        raise NotImplementedError
+
+    def map(self, function: Callable[..., Tensor]) -> Self:
+        """Apply `function` to every tensor."""
+        raise NotImplementedError
+
+    @property
+    def batch(self) -> int:
+        return self.position.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(x.numel() * x.element_size() for x in self.tensors().values())
+
+    def detach(self) -> Self:
+        """The same value, detached from its graph (truncated back-propagation)."""
+        return self.map(Tensor.detach)
+
+    def clone(self) -> Self:
+        """A copy that shares no memory."""
+        return self.map(Tensor.clone)
+
+    def to(self, target: torch.device | str | torch.dtype) -> Self:
+        """Move to a device, or change the floating-point type."""
+        if isinstance(target, torch.dtype):
+            return self.map(lambda x: x.to(target) if x.is_floating_point() else x)
+        return self.map(lambda x: x.to(target))
+
+    def select(self, rows: Sequence[int] | Tensor) -> Self:
+        """Rows by index, in the order given, repeats allowed (beam search, batching)."""
+        try:
+            index = torch.as_tensor(rows, device=self.position.device)
+        except (TypeError, ValueError, RuntimeError):
+            raise ValueError(
+                f"rows must be a list of whole numbers, not {type(rows).__name__} {str(rows)[:40]}"
+            ) from None
+        if index.dim() != 1 or index.numel() == 0:
+            raise ValueError("rows must be a non-empty list of row numbers")
+        if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
+            raise ValueError(
+                f"rows must be whole numbers, not {index.dtype}; for a mask give mask.nonzero().squeeze(-1)"
+            )
+        index = index.to(torch.int64)
+        if int(index.min()) < 0 or int(index.max()) >= self.batch:
+            raise ValueError(f"rows must lie in 0..{self.batch - 1}, not {index.tolist()}")
+        return self.map(lambda x: x.index_select(0, index))
+
+
 @dataclass
-class RowCache:
+class RowCache(Rows):
     """A dataclass of tensors (B, ...) and of settings; `position` (B,) int64 counts the tokens of each row.
 
     A cache is a value: a layer returns a new one and does not change the one it was given.
@@ -29,14 +85,6 @@ class RowCache:
     """
 
     position: Tensor
-
-    @property
-    def batch(self) -> int:
-        return self.position.shape[0]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(x.numel() * x.element_size() for x in self.tensors().values())
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor by name, each with the batch row as its first axis."""
@@ -60,31 +108,8 @@ class RowCache:
             raise ValueError(f"the tensors of a {cls.__name__} have different numbers of rows")
         return cls(**tensors, **settings)
 
-    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
+    def map(self, function: Callable[..., Tensor]) -> Self:
         return dataclasses.replace(self, **{name: function(x) for name, x in self.tensors().items()})
-
-    def detach(self) -> Self:
-        """The same cache, detached from its graph (truncated back-propagation)."""
-        return self._map(Tensor.detach)
-
-    def clone(self) -> Self:
-        """A copy that shares no memory."""
-        return self._map(Tensor.clone)
-
-    def to(self, target: torch.device | str | torch.dtype) -> Self:
-        """Move to a device, or change the floating-point type."""
-        if isinstance(target, torch.dtype):
-            return self._map(lambda x: x.to(target) if x.is_floating_point() else x)
-        return self._map(lambda x: x.to(target))
-
-    def select(self, rows: Sequence[int] | Tensor) -> Self:
-        """Rows by index, in the order given, repeats allowed (beam search, batching)."""
-        index = torch.as_tensor(rows, device=self.position.device)
-        if index.dim() != 1 or index.numel() == 0 or index.is_floating_point() or index.dtype == torch.bool:
-            raise ValueError(f"rows must be a non-empty list of row numbers, not {str(rows)[:60]}")
-        if int(index.min()) < 0 or int(index.max()) >= self.batch:
-            raise ValueError(f"rows must lie in 0..{self.batch - 1}, not {index.tolist()}")
-        return self._map(lambda x: x.index_select(0, index.to(torch.int64)))
 
     @classmethod
     def stack(cls, caches: Sequence[Self]) -> Self:
@@ -99,7 +124,8 @@ class RowCache:
                 raise ValueError(f"stack: the caches differ: {first.settings()} and {other.settings()}")
             if _kinds(other) != _kinds(first):
                 raise ValueError("stack: the caches differ in shape, dtype or device")
-        joined = {name: torch.cat([c.tensors()[name] for c in caches]) for name in first.tensors()}
+        parts = [cache.tensors() for cache in caches]
+        joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         return dataclasses.replace(first, **joined)
 
 

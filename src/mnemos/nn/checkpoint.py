@@ -6,7 +6,9 @@ In return, every tensor that needs a gradient must be an argument.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +17,17 @@ from torch import Tensor
 def full_precision(device_type: str) -> torch.autocast:
     """Context without autocast, also for devices that have none (meta)."""
     return torch.autocast(device_type if torch.amp.is_autocast_available(device_type) else "cpu", enabled=False)
+
+
+def in_full_precision(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: no autocast inside a function whose second argument is a tensor of the device."""
+
+    @functools.wraps(function)
+    def wrapped(first, second: Tensor, *arguments, **keywords):
+        with full_precision(second.device.type):
+            return function(first, second, *arguments, **keywords)
+
+    return wrapped
 
 
 def recomputed(function: Callable[..., tuple], *tensors: Tensor | None) -> tuple:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..dispatch import operation
+from ..dispatch import is_unmodified, operation
 from .linear import Linear, linear
-from .modules import is_unmodified
 
 
 @operation

@@ -51,6 +51,10 @@ class Dialogue:
         messages = [_message("system", system)] if system else []
         return self.encode(self._render([*messages, _message("user", text)], answer))
 
+    def plain(self, text: str, is_first: bool) -> list[int]:
+        """Tokens of a text as it is, without template."""
+        return (self._begin() if is_first else []) + self.encode(text)
+
     def next(self, text: str, after: str, last_token: int | None = None, answer: bool = True) -> list[int]:
         """Tokens of a turn after others. after: role of the turn before. last_token: the last token of the conversation, which the
         template may repeat behind an answer: it is not read twice."""
@@ -62,6 +66,24 @@ class Dialogue:
         ids = self.encode(_behind(self._render(turns, answer), LAST))
         if last_token in self.ends and last_token in ids[:NEAR]:
             return ids[ids.index(last_token) + 1 :]
+        return ids
+
+    def whole(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+        """Tokens of a whole conversation, role and text of each message, up to the beginning of the next answer.
+
+        >>> from mnemos.data import open_tokenizer
+        >>> Dialogue(open_tokenizer("bytes")).whole([("system", "S"), ("user", "a"), ("assistant", "b"), ("user", "c")])
+        [83, 10, 10, 97, 98, 99]
+        """
+        if self.has_template:
+            return self.encode(self._render([_message(role, text) for role, text in messages], True))
+        ids, heading = self._begin(), ""
+        for i, (role, text) in enumerate(messages):
+            if role == "system" and i + 1 < len(messages):
+                heading += f"{text}\n\n"
+            else:
+                ids += self.encode(heading + text)
+                heading = ""
         return ids
 
     def _after_told(self, text: str, answer: bool) -> str:

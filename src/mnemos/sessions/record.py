@@ -70,7 +70,8 @@ def check_name(name: Any) -> str:
 
 @dataclass
 class SessionInfo:
-    """A session file's header: everything but the state and the texts. turns: their number. file_bytes: size of the file."""
+    """A session file's header: everything but the state and the texts. turns: their number. file_bytes: size of the file.
+    state_bytes: of the state in it."""
 
     name: str
     title: str
@@ -82,6 +83,7 @@ class SessionInfo:
     created: float
     updated: float
     file_bytes: int = 0
+    state_bytes: int = 0
 
 
 @dataclass
@@ -176,8 +178,11 @@ def read_info(path: str | os.PathLike) -> SessionInfo:
     """The header of a session file, after its checks; tensors are not read."""
     try:
         size = os.stat(path).st_size
+        with open(path, "rb") as file:
+            data = size - 8 - int.from_bytes(file.read(8), "little")
         with safe_open(str(path), framework="pt") as file:
             header = file.metadata() or {}
+            texts = file.get_slice("turns").get_shape() if "turns" in file.keys() else [0]  # noqa: SIM118
     except FileNotFoundError:
         raise
     except (SafetensorError, OSError, ValueError, RuntimeError, TypeError) as broken:
@@ -186,7 +191,27 @@ def read_info(path: str | os.PathLike) -> SessionInfo:
         raise ValueError(f"{path} is not a session of this version ({FORMAT})")
     fields = _parse_fields(path, header)
     fields["pending"] = len(fields["pending"])
-    return SessionInfo(**fields, file_bytes=size)
+    return SessionInfo(**fields, file_bytes=size, state_bytes=max(0, data - sum(texts[:1])))
+
+
+def read_turns(path: str | os.PathLike) -> list[Turn]:
+    """The messages of a session file, after their checks; the state is not read."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            data = file.get_tensor("turns")
+    except FileNotFoundError:
+        raise
+    except (SafetensorError, OSError, ValueError, RuntimeError, TypeError) as broken:
+        raise ValueError(f"{path} is not a readable session: {one_line(broken)}") from None
+    return _parse_turns(path, data)
+
+
+def exported(source: str | os.PathLike) -> bytes:
+    """The contents of a copy of a session file without its owner."""
+    from safetensors.torch import save
+
+    tensors, header = read_tensors(source, "session", FORMAT, "cpu")
+    return save(tensors, header | {"session": json.dumps(_parse_fields(source, header) | {"owner": ""})})
 
 
 def rewrite(source: str | os.PathLike, target: str | os.PathLike, **changes: Any) -> None:

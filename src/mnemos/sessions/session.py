@@ -8,35 +8,25 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Generator
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Generator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .answer_text import AnswerText
 from .dialogue import Dialogue
 from .identity import model_hash
+from .reading import read_tokens
 from .record import MAX_TITLE, SessionRecord, Turn, check_name, copied
 from .sampling import Sampling
 from .store import SessionStore
 from .text_stream import TextStream
+from .turn import Memory, Moment, OpenTurn
 
-Memory = Literal["write", "read", "off"]
 MEMORIES = ("write", "read", "off")
 PIECE = 2048  # tokens of a prompt that are read in one call
 UNDO_DEPTH = 8
-
-
-@dataclass(frozen=True)
-class _Moment:
-    """The state between two turns. A cache is never changed once it is here."""
-
-    cache: Any
-    pending: tuple[int, ...]
-    tokens_read: int
-    turns: tuple[Turn, ...]
-    title: str
 
 
 class Session:
@@ -97,9 +87,10 @@ class Session:
         self.dialogue = Dialogue(tokenizer, model)
         self.memory = memory
         self.system = next((turn["content"] for turn in record.turns if turn["role"] == "system"), "")
-        self._earlier: deque[_Moment] = deque(maxlen=undo_depth)
+        self._earlier: deque[Moment] = deque(maxlen=undo_depth)
         self._busy = False
         self.last_turn: tuple[Any, list[int]] | None = None  # the state before the last turn, and its tokens
+        self.last_answer = 0  # how many of these tokens are the answer
 
     @classmethod
     def from_record(
@@ -163,12 +154,13 @@ class Session:
         """Read a text without an answer."""
         if self.memory != "write":
             raise ValueError(f"memory is {self.memory!r}, so nothing can be told: set memory = 'write' first")
-        self._check_idle()
-        before, new = self._now(), self._tokens(text, answer=False)
-        ids = [*self.pending, *new]
-        _, cache = self._read(before.cache, ids)
-        self._keep(before, cache, before.tokens_read + len(ids), [], [("user", text, len(new))])
-        self.last_turn = before.cache, ids
+        turn = self.open_turn([text], answer=False)
+        try:
+            _, cache = self._read(turn.cache, turn.ids)
+        except BaseException:
+            self.close_turn(turn)
+            raise
+        self.close_turn(turn, cache)
 
     def ask(self, text: str, **sampling: Any) -> str:
         """The answer to a text. sampling: the fields of `mnemos.sessions.Sampling`."""
@@ -183,19 +175,13 @@ class Session:
         return self._stream(text, Sampling(**sampling))
 
     def _stream(self, text: str, chosen: Sampling) -> Generator[str]:
-        self._check_idle()
-        before, mode = self._now(), self.memory
-        is_off = mode == "off"
-        new = self.dialogue.first(text, self.system) if is_off else self._tokens(text, answer=True)
-        prompt = new if is_off else [*self.pending, *new]
+        turn = self.open_turn([text])
         generated: list[int] = []
         shown: list[str] = []
-        self._busy = True
-        cache, read = (None, 0) if is_off else (before.cache, before.tokens_read)
+        cache = None
         try:
-            pieces, generator = _Pieces(TextStream(self.dialogue.decode), chosen.stop), chosen.generator()
-            logits, cache = self._read(cache, prompt)
-            read += len(prompt)
+            pieces, generator = AnswerText(TextStream(self.dialogue.decode), chosen.stop), chosen.generator()
+            logits, cache = self._read(turn.cache, turn.ids)
             while True:
                 token = chosen.choose(logits, generator)
                 generated.append(token)
@@ -207,29 +193,92 @@ class Session:
                 if is_last or pieces.is_stopped:
                     break
                 logits, cache = self._read(cache, [token], is_own=True)
-                read += 1
         except GeneratorExit:  # closed by the caller after a token: the state is whole
             pass
         except BaseException:
-            generated.clear()
+            cache = None
             raise
         finally:
-            self._busy = False
-            if generated:
-                self.last_turn = (None if is_off else before.cache), [*prompt, *generated]
-                if mode == "write":
-                    answer = ("assistant", "".join(shown), len(generated))
-                    self._keep(before, cache, read, [generated[-1]], [("user", text, len(new)), answer])
+            self.close_turn(turn, cache if generated else None, generated, "".join(shown))
+
+    def open_turn(self, texts: Sequence[str], answer: bool = True, is_plain: bool = False) -> OpenTurn:
+        """Begin a turn whose tokens somebody else reads and generates; `close_turn` ends it, and nothing else can be done before.
+
+        texts: of the user; all but the last are read without an answer. answer: an answer follows. is_plain: without chat template.
+
+        >>> from mnemos.data import open_tokenizer
+        >>> from mnemos.models import MnemosForCausalLM, presets
+        >>> model = MnemosForCausalLM(presets.config("deltanet", "nano")).eval()
+        >>> session = Session(model, open_tokenizer("bytes"))
+        >>> turn = session.open_turn(["hello"])
+        >>> cache = model.state(torch.tensor([turn.ids]), turn.cache)
+        >>> session.close_turn(turn, cache, [33], "!")
+        >>> session.tokens_read, session.pending
+        (5, [33])
+        """
+        self._check_idle()
+        before, is_off = self._now(), self.memory == "off"
+        said: list[tuple[str, str, int]] = []
+        ids: list[int] = [] if is_off else [*self.pending]
+        roles = [] if is_off else [turn["role"] for turn in self.turns if turn["role"] != "system"]
+        for i, text in enumerate(texts):
+            new = self._tokens(text, roles, answer and i == len(texts) - 1, is_plain)
+            roles.append("user")
+            said.append(("user", text, len(new)))
+            ids += new
+        if not ids:
+            raise ValueError(f"text {texts[0]!r:.40} has no token: give at least one character")
+        self._busy = True
+        cache, read = (None, 0) if is_off else (before.cache, before.tokens_read)
+        return OpenTurn(self.memory, cache, ids, read, before, said, answer)
+
+    def close_turn(self, turn: OpenTurn, cache: Any = None, generated: Sequence[int] = (), text: str = "") -> None:
+        """End a turn. cache: the state after `turn.ids` and all but the last of the generated tokens; None: the turn is undone.
+        text: the answer. Nothing else holds the cache."""
+        self._busy = False
+        if cache is None:
+            return
+        mode, self.last_turn = turn.memory, (turn.cache, [*turn.ids, *generated])
+        self.last_answer = len(generated)
+        if mode != "write":
+            return
+        record, now = self.record, time.time()
+        said = [*turn.said, ("assistant", text, len(generated))] if turn.answer else turn.said
+        self._earlier.append(turn.before)
+        record.cache, record.pending = cache, [*generated[-1:]]
+        record.tokens_read, record.updated = turn.read + len(turn.ids) + max(0, len(generated) - 1), now
+        record.turns += [Turn(role=role, content=content, tokens=n, created=now) for role, content, n in said]
+        if not record.title:
+            record.title = " ".join(said[0][1].split())[:MAX_TITLE]
+
+    def take_back(self, turn: OpenTurn) -> None:
+        """Restore the state before a turn that was closed last: it could not be saved."""
+        self._check_idle()
+        if self._earlier and self._earlier[-1] is turn.before:
+            self._earlier.pop()
+        self._restore(turn.before)
+
+    @property
+    def undo_bytes(self) -> int:
+        """Bytes of the states that are kept for `undo`."""
+        return sum(moment.cache.nbytes for moment in self._earlier if moment.cache is not None)
+
+    @property
+    def can_undo(self) -> bool:
+        return bool(self._earlier)
 
     def undo(self) -> None:
         """Restore the state before the last turn exactly."""
         self._check_idle()
         if not self._earlier:
             raise ValueError("there is no turn to undo: only the last turns since the session was opened can be undone")
-        moment = self._earlier.pop()
+        self._restore(self._earlier.pop())
+        self.record.updated = time.time()
+
+    def _restore(self, moment: Moment) -> None:
         record = self.record
         record.cache, record.pending, record.tokens_read = moment.cache, list(moment.pending), moment.tokens_read
-        record.title, record.updated = moment.title, time.time()
+        record.title, record.updated = moment.title, moment.updated
         record.turns = list(moment.turns)
         self.last_turn = None
 
@@ -269,74 +318,33 @@ class Session:
         if self._busy:
             raise ValueError("an answer is being streamed: read it to its end, or close its iterator, first")
 
-    def _now(self) -> _Moment:
+    def _now(self) -> Moment:
         record = self.record
-        return _Moment(record.cache, tuple(record.pending), record.tokens_read, tuple(record.turns), record.title)
+        return Moment(
+            record.cache,
+            tuple(record.pending),
+            record.tokens_read,
+            tuple(record.turns),
+            record.title,
+            record.updated,
+        )
 
-    def _tokens(self, text: str, answer: bool) -> list[int]:
-        """The new tokens of a turn."""
-        spoken = [turn for turn in self.turns if turn["role"] != "system"]
+    def _tokens(self, text: str, roles: list[str], answer: bool, is_plain: bool) -> list[int]:
+        """The new tokens of a text after messages of these roles."""
         if not isinstance(text, str):
             raise ValueError(f"text is a {type(text).__name__}, but must be a str")
-        if not spoken:
-            new = self.dialogue.first(text, self.system, answer)
-        else:
-            last = self.pending[-1] if self.pending else None
-            new = self.dialogue.next(text, spoken[-1]["role"], last, answer)
-        if not new and not self.pending:
-            raise ValueError(f"text {text!r:.40} has no token: give at least one character")
-        return new
+        if is_plain:
+            return self.dialogue.plain(text, is_first=not roles)
+        if not roles:
+            return self.dialogue.first(text, self.system, answer)
+        last = self.pending[-1] if self.pending else None
+        return self.dialogue.next(text, roles[-1], last, answer)
 
-    @torch.no_grad()
     def _read(self, cache: Any, ids: list[int], is_own: bool = False) -> tuple[Tensor, Any]:
         """Logits (V,) after new tokens, and the new cache. is_own: no other object holds the cache, so it may be changed."""
-        in_place = getattr(cache, "advances_in_place", False)
-        if cache is not None and in_place and not is_own:
-            cache = cache.clone()
         logits = None
         for start in range(0, len(ids), PIECE):
-            if cache is not None and not in_place:
-                cache.inplace = is_own or start > 0
             piece = torch.tensor([ids[start : start + PIECE]], device=self.model.device)
-            found = self.model(piece, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            logits, cache = found.logits[0, -1], found.past_key_values
+            logits, cache = read_tokens(self.model, cache, piece, is_own or start > 0)
         assert logits is not None
-        return logits, cache
-
-    def _keep(
-        self, before: _Moment, cache: Any, read: int, pending: list[int], said: list[tuple[str, str, int]]
-    ) -> None:
-        """End a turn that writes to the memory."""
-        record, now = self.record, time.time()
-        self._earlier.append(before)
-        record.cache, record.tokens_read, record.pending, record.updated = cache, read, pending, now
-        record.turns += [Turn(role=role, content=text, tokens=tokens, created=now) for role, text, tokens in said]
-        if not record.title:
-            record.title = " ".join(said[0][1].split())[:MAX_TITLE]
-
-
-class _Pieces:
-    """The pieces of an answer, cut off at the first stop text."""
-
-    def __init__(self, stream: TextStream, stop: tuple[str, ...]):
-        self.stream, self.stop, self.held, self.is_stopped = stream, stop, "", False
-
-    def push(self, token: int) -> str:
-        return self._cut(self.held + self.stream.push(token))
-
-    def end(self, token: int, is_end_token: bool) -> str:
-        """The last piece: nothing is held back after it."""
-        text = self.held + ("" if is_end_token else self.stream.push(token)) + self.stream.finish()
-        found = self._cut(text)
-        rest, self.held = self.held, ""
-        return found if self.is_stopped else found + rest
-
-    def _cut(self, text: str) -> str:
-        """The text that can be shown: not the beginning of a stop text at its end."""
-        ends = [at for at in (text.find(word) for word in self.stop) if at >= 0]
-        if ends:
-            self.held, self.is_stopped = "", True
-            return text[: min(ends)]
-        held = max((n for word in self.stop for n in range(len(word)) if text.endswith(word[:n])), default=0)
-        self.held = text[len(text) - held :]
-        return text[: len(text) - held]
+        return logits[0], cache

@@ -10,6 +10,7 @@ import errno
 import hashlib
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -18,19 +19,26 @@ from typing import Any, TypeAlias
 from filelock import FileLock
 
 from ..atomic_io import part_of, sync_folder
-from .record import SessionInfo, SessionRecord, check_name, read_info, rewrite
+from .record import SessionInfo, SessionRecord, Turn, check_name, exported, read_info, read_turns, rewrite
 
 SUFFIX = ".safetensors"
 OWNER_FOLDER = re.compile("[0-9a-f]{32}")
+MARGIN_BYTES = 2**20  # of the disk, for other files
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
+Version: TypeAlias = tuple[int, int, int]
 Infos: TypeAlias = list[SessionInfo]  # inside the class, `list` is its method
+Turns: TypeAlias = list[Turn]
 Names: TypeAlias = list[str]
 Paths: TypeAlias = list[Path]
 
 
 class StoreFull(OSError):
     """A session does not fit: the disk is full, or a quota is reached. The file that was there before stays as it is."""
+
+
+class SessionChanged(ValueError):
+    """Another process has written or deleted the session since it was opened."""
 
 
 class SessionStore:
@@ -100,12 +108,28 @@ class SessionStore:
             raise ValueError(f"{path} holds the session {record.name!r} of another name or owner")
         return record
 
+    def version(self, name: str, owner: str = "") -> Version | None:
+        """A value that changes whenever the file of a session is written; None if there is no such session."""
+        path = self.path(name, owner)
+        return _version(path) if _is_own_file(path) else None
+
     def save(self, record: SessionRecord) -> None:
         """Write a session to disk; it replaces the one of its name and owner. Raises `StoreFull` and keeps the old file if it does not fit."""
         path = self.path(record.name, record.owner)
         with self._changing(record.owner):
             self._check_quota(path, 0 if self.max_bytes is None else record.file_bytes)
             record.save(path)
+
+    def replace(self, record: SessionRecord, version: Version | None) -> Version:
+        """`save`, if the file is still of this `version` (None: there is no file yet); returns the new one. Raises `SessionChanged`
+        and writes nothing if somebody else has written or deleted the session since."""
+        path = self.path(record.name, record.owner)
+        with self._changing(record.owner):
+            if self.version(record.name, record.owner) != version:
+                raise SessionChanged(f"session {record.name!r} was changed by another process: send the turn again")
+            self._check_quota(path, 0 if self.max_bytes is None else record.file_bytes)
+            record.save(path)
+            return _version(path)
 
     def delete(self, name: str, owner: str = "") -> None:
         """Delete a session."""
@@ -140,6 +164,27 @@ class SessionStore:
         """Write a copy of a session to a file outside the store, without its owner."""
         with _typed_errors():
             rewrite(self._existing(name, owner), target, owner="")
+
+    def exported(self, name: str, owner: str = "") -> bytes:
+        """The contents of the file that `export` writes."""
+        return exported(self._existing(name, owner))
+
+    def info(self, name: str, owner: str = "") -> SessionInfo:
+        """The header of a session's file."""
+        return read_info(self._existing(name, owner))
+
+    def turns(self, name: str, owner: str = "") -> Turns:
+        """The messages of a session, without its state."""
+        return read_turns(self._existing(name, owner))
+
+    def check_room(self, name: str, owner: str = "", added: int = 0) -> None:
+        """Raise `StoreFull` if a session of about `added` bytes does not fit into the quota, or not twice onto the disk."""
+        path = self.path(name, owner)
+        if path.parent.is_dir():
+            self._check_quota(path, added)
+        free = shutil.disk_usage(self.folder).free
+        if free < 2 * added + MARGIN_BYTES:
+            raise StoreFull(errno.ENOSPC, f"the disk of the sessions has {free:,} bytes left, which is too little")
 
     def import_(self, source: str | os.PathLike, model: Any, name: str | None = None, owner: str = "") -> str:
         """Add a session file that `export` wrote, after all checks; returns its name. name: another name than that of the file."""
@@ -212,6 +257,8 @@ class SessionStore:
 
     def _check_quota(self, path: Path, added: int) -> None:
         """Raise `StoreFull` if a file of about `added` bytes at `path` exceeds the quota of its owner."""
+        if self.max_bytes is None and self.max_sessions is None:
+            return
         others = [p.stat().st_size for p in self._files(path.parent) if p != path]
         if self.max_sessions is not None and len(others) >= self.max_sessions:
             raise StoreFull(errno.EDQUOT, f"the owner has {len(others)} sessions, which is the quota: delete one first")
@@ -247,6 +294,11 @@ def _session_name(file_name: str) -> str | None:
     with contextlib.suppress(ValueError):
         return check_name(name)
     return None
+
+
+def _version(path: Path) -> Version:
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _is_own_file(path: Path) -> bool:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from ...dispatch import kernel
 from ..torch.scan import scan as _scan
-from . import build, decode, layer, step, token
+from . import build, decode, layer, token
 from .engine import CpuEngine, unsupported_scan
 
-kernel("step", "cpu", step.unsupported_step)(step.step)
+ENGINE = CpuEngine()
+
+kernel("step", "cpu", decode.unsupported_step)(decode.step)
 kernel("decode", "cpu", decode.unsupported_decode)(decode.decode)
 
 
@@ -22,7 +24,7 @@ def unavailable_reason() -> str | None:
 
 @kernel("scan", "cpu", unsupported_scan, compiles=True)
 def scan(*arguments):
-    return _scan(*arguments, CpuEngine())
+    return _scan(*arguments, ENGINE)
 
 
 def _unsupported_linear(x, weight, bias=None) -> str | None:
@@ -31,9 +33,9 @@ def _unsupported_linear(x, weight, bias=None) -> str | None:
     if not x.numel() == x.shape[-1] == n:
         return "more than one row"
     parameters, shapes = ((weight,), ((out, n),)) if bias is None else ((weight, bias), ((out, n), (out,)))
-    if not decode.readable(parameters, shapes, x.dtype):
+    if not build.readable(parameters, shapes, x.dtype):
         return "parameters must be contiguous"
-    return decode.unsupported_call(x)
+    return build.unsupported_call(x)
 
 
 kernel("linear", "cpu", _unsupported_linear)(token.linear)
@@ -41,11 +43,11 @@ kernel("linear", "cpu", _unsupported_linear)(token.linear)
 
 def _unsupported_few(x, weight=None, eps=1e-6, gate=None) -> str | None:
     """Few numbers without gradients: one call is faster than a chain of operations."""
-    if gate is not None or not 0 < x.numel() <= decode.SMALL_NUMEL:
+    if gate is not None or not 0 < x.numel() <= build.SMALL_NUMEL:
         return "a gate, or more than few numbers"
     if weight is not None and not (weight.is_contiguous() and weight.shape == x.shape[x.dim() - weight.dim() :]):
         return "the weight is broadcast"
-    return decode.unsupported_call(x, weight)
+    return build.unsupported_call(x, weight)
 
 
 @kernel("rms_norm", "cpu", _unsupported_few)
@@ -77,7 +79,7 @@ def value_range(x):
 def _unsupported_swiglu(x, gate_up, down) -> str | None:
     """Few rows without gradients."""
     dim, hidden = down.shape
-    if x.shape[-1] != dim or not decode.readable((gate_up, down), ((2 * hidden, dim), (dim, hidden)), x.dtype):
+    if x.shape[-1] != dim or not build.readable((gate_up, down), ((2 * hidden, dim), (dim, hidden)), x.dtype):
         return "weights must be contiguous and fit x"
     return _unsupported_few(x)
 
@@ -89,9 +91,9 @@ def _unsupported_gate(x, y, m, weight, offset, logit, additive) -> str | None:
     if not x.shape == y.shape == m.shape or x.shape[-1] % weight.shape[0]:
         return "x, y and m must have one shape"
     heads, dim = weight.shape[0], x.shape[-1]
-    if not decode.readable((weight, offset), ((heads, dim), (heads,)), x.dtype):
+    if not build.readable((weight, offset), ((heads, dim), (heads,)), x.dtype):
         return "weights must be contiguous and fit x"
-    return _unsupported_few(x) or decode.unsupported_call(x, y, m)
+    return _unsupported_few(x) or build.unsupported_call(x, y, m)
 
 
 kernel("gated_sum", "cpu", _unsupported_gate)(token.join)

@@ -1,4 +1,5 @@
-"""Compiles the C++ sources of this folder, once per machine and version, and finds the matrix product that torch carries."""
+"""Compiles the C++ sources of this folder, once per machine and version, finds the matrix product that torch carries, and tells which
+tensors kernels of one token read."""
 
 from __future__ import annotations
 
@@ -11,16 +12,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
+from torch.utils import deterministic
 
 from . import cache
 from .cache import Unavailable
-from .operators import constant
+from .operators import PLAIN, constant
 
 FLAGS = ["-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fopenmp", "-shared"]
 COMPILE_SECONDS = 300
+Shape = tuple[int, ...]
+SMALL_NUMEL = 1 << 15  # inputs up to which one call of a kernel is faster than a chain of torch operations
 HERE = Path(__file__).parent
 
 
@@ -110,3 +116,37 @@ def gemm(dtype: torch.dtype) -> int:
             except (AttributeError, OSError):
                 break
     raise Unavailable(f"torch {torch.__version__} does not show its matrix product {name}")
+
+
+def poison() -> bool:
+    """Whether kernels fill fresh memory with NaN."""
+    return torch.are_deterministic_algorithms_enabled() and deterministic.fill_uninitialized_memory  # ty: ignore[missing-attribute]
+
+
+def unsupported_call(*tensors: Tensor | None) -> str | None:
+    """Why the kernels for one token do not compute with these tensors, or None if they do."""
+    if torch.is_grad_enabled():
+        return "the kernels for one token have no gradients"
+    if torch._C._get_tracing_state() is not None:
+        return "a traced model needs torch operations"
+    if torch._C._are_functorch_transforms_active() or torch.is_autocast_enabled("cpu"):
+        return "torch.func and autocast need torch operations"
+    first = tensors[0]
+    if first is None or first.dtype not in (torch.float32, torch.float64):
+        return "the kernels compute in float32 and float64"
+    dtype = first.dtype
+    for x in tensors:
+        if x is not None and (type(x) not in PLAIN or not x.is_cpu or x.dtype is not dtype):
+            return "tensors must be plain tensors of one type in the CPU's memory"
+    return unavailable_reason("token")
+
+
+def readable(parameters: Sequence[Tensor | None], shapes: Sequence[Shape | None], dtype: torch.dtype) -> bool:
+    """Whether a kernel may read these parameters: contiguous, in the CPU's memory, and of the shapes that the module was made with."""
+    for x, shape in zip(parameters, shapes, strict=True):
+        if x is None:
+            if shape is not None:
+                return False
+        elif x.shape != shape or type(x) not in PLAIN or not (x.is_cpu and x.dtype is dtype and x.is_contiguous()):
+            return False
+    return True

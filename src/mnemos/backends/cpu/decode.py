@@ -1,4 +1,4 @@
-"""One token of a memory layer, of sliding-window attention, or of a whole residual block, each by one call of a kernel.
+"""One token of the fast maps of a memory, of its layer, of sliding-window attention, or of a residual block, each by one call of a kernel.
 
 Parts and parameters are looked up anew at every token: a module may get hooks, adapters or other weights between two of them. A module
 that a kernel does not know is left to torch (`decode` returns None). B batch.
@@ -8,55 +8,36 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import NoneType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ...dispatch import is_unmodified
 from ...memory.config import NeuralMemoryConfig
 from ...memory.features import Monomials
 from ...memory.gating import Gating
 from ...memory.layer import NeuralMemory
+from ...memory.rules import GradientDescent, Roles
+from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState
 from ...memory.state_validation import check_place
 from ...nn.attention import Attention, AttentionCache
 from ...nn.block import BlockParts, ResidualBlock
 from ...nn.feedforward import SwiGLU
-from ...nn.modules import is_unmodified
 from ...nn.norm import RMSNorm
-from ..torch.step import after_token
+from ..torch.step import step as torch_step
 from . import token
-from .build import unavailable_reason
-from .engine import PLAIN, unsupported_spec
-from .step import matrices, unsupported_rule
-from .structs import LOSSES
+from .build import SMALL_NUMEL, Shape, readable, unavailable_reason, unsupported_call
+from .engine import unsupported, unsupported_spec
+from .structs import LONGEST_WINDOW, LOSSES
 
-SMALL_NUMEL = 1 << 15  # inputs up to which one call of a kernel is faster than a chain of torch operations
 MEMORY_PARTS = "qkv", "conv", "norm", "start_norm", "output_gate", "out"  # parts with a weight that the kernel reads
 ATTENTION_PARTS = "qkv", "q_norm", "k_norm", "out", "conv"
-Shape = tuple[int, ...]
 Begin = Callable[[], tuple[Any, Callable[[], Any]]]  # the kernel's call, and the state once it is done
 _shapes: weakref.WeakKeyDictionary[nn.Module, tuple[Shape | None, ...]] = weakref.WeakKeyDictionary()
-
-
-def unsupported_call(*tensors: Tensor | None) -> str | None:
-    """Why the kernels for one token do not compute with these tensors, or None if they do."""
-    if torch.is_grad_enabled():
-        return "the kernels for one token have no gradients"
-    if torch._C._get_tracing_state() is not None:
-        return "a traced model needs torch operations"
-    if torch._C._are_functorch_transforms_active() or torch.is_autocast_enabled("cpu"):
-        return "torch.func and autocast need torch operations"
-    first = tensors[0]
-    if first is None or first.dtype not in (torch.float32, torch.float64):
-        return "the kernels compute in float32 and float64"
-    dtype = first.dtype
-    for x in tensors:
-        if x is not None and (type(x) not in PLAIN or not x.is_cpu or x.dtype is not dtype):
-            return "tensors must be plain tensors of one type in the CPU's memory"
-    return unavailable_reason("token")
 
 
 def unsupported_decode(module: nn.Module, x: Tensor, state: Any) -> str | None:
@@ -84,15 +65,51 @@ def _begin(module: nn.Module | None, x: Tensor, state: Any) -> Begin | None:
     return _begin_attention(module, x, state) if type(module) is Attention else None
 
 
-def readable(parameters: Sequence[Tensor | None], shapes: Sequence[Shape | None], dtype: torch.dtype) -> bool:
-    """Whether a kernel may read these parameters: contiguous, in the CPU's memory, and of the shapes that the module was made with."""
-    for x, shape in zip(parameters, shapes, strict=True):
-        if x is None:
-            if shape is not None:
-                return False
-        elif x.shape != shape or type(x) not in PLAIN or not (x.is_cpu and x.dtype is dtype and x.is_contiguous()):
-            return False
-    return True
+# Fast maps of a memory ------------------------------------------------------------
+
+
+def unsupported_step(k: Tensor, spec: MemorySpec, backend: str = "auto") -> str | None:
+    if torch.is_grad_enabled():
+        return "the kernel for one token has no gradients"
+    return unsupported(k, spec) or unsupported_rule(spec) or unavailable_reason("token")
+
+
+def unsupported_rule(spec: MemorySpec) -> str | None:
+    """Why the kernels for one token do not compute this rule, or None if they do."""
+    if type(spec.update_rule) is GradientDescent or (spec.windowed and spec.window <= LONGEST_WINDOW):
+        return None
+    return "one token: the kernel has rule='gd', and rule='muon' with commit_every=1 and momentum=False"
+
+
+def step(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask):
+    inplace = state.inplace and mask is None
+
+    def write(query: Tensor, window_tokens, weight: Tensor | None, roles: Roles, state, spec, dtype):
+        maps = matrices(state, dtype, inplace)
+        weight = query.new_ones(len(query), 1, 1) if weight is None else weight
+        gates = roles.momentum, roles.retain, roles.rate
+        y = token.chain_step(spec, query, (*window_tokens, weight), gates, maps)
+        return y, maps.new_W, maps.new_S, maps.A
+
+    return torch_step(q, k, v, gates, state, spec, features, mask, write, inplace)
+
+
+def matrices(state: MemoryState, dtype: torch.dtype, inplace: bool) -> token.Maps:
+    """The fast maps of a state for a kernel. Where `inplace`, those to write are the state's own or, the first time, copies of them."""
+
+    def ready(x: Tensor) -> Tensor:
+        return x if x.dtype == dtype and x.is_contiguous() else x.to(dtype).contiguous()
+
+    W, S, A = ([ready(x) for x in xs] for xs in (state.weights, state.momentum, state.anchor))
+    W0 = token.shared_rows(state.start, state.batch, dtype)
+    if not inplace:
+        state.own = False
+        return token.Maps(W, S, A, W0, [torch.empty_like(w) for w in W], [torch.empty_like(s) for s in S])
+    if state.own and state.dtype == dtype:
+        A = [a.clone() if a is w else a for a, w in zip(A, W)]
+    else:
+        W, S, A = ([x.clone() for x in xs] for xs in (W, S, A))
+    return token.Maps(W, S, A, W0, W, S)
 
 
 # Memory -------------------------------------------------------------------------------------------------------------
@@ -136,11 +153,11 @@ def _begin_memory(memory: NeuralMemory, x: Tensor, state: MemoryState) -> Begin 
         return None
 
     def begin():
-        old, new = matrices(state, x.dtype, state.inplace)
-        call, tail, window = token.layer(x.shape[0], state.conv, raw, parameters, config, old, new)
+        maps = matrices(state, x.dtype, state.inplace)
+        call, tail, window = token.layer(x.shape[0], state.conv, raw, parameters, config, maps)
 
         def after() -> MemoryState:
-            final = after_token(state, *new, old[2], window, state.inplace)
+            final = state.after_token(maps.new_W, maps.new_S, maps.A, window, state.inplace)
             final.conv = tail
             return final
 

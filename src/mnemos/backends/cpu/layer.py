@@ -10,9 +10,8 @@ from torch import Tensor
 from ...nn.checkpoint import gradients
 from ...nn.derivatives import first_order_only, transformed
 from ...nn.norm import rms_norm
-from .border import View, check, fields, view
 from .build import library, unavailable_reason
-from .operators import PLAIN, Operator, differentiable, empty
+from .operators import PLAIN, Operator, View, check, differentiable, empty, fields, view
 
 Three = ctypes.c_int64 * 3
 Numbers = ctypes.c_double * 3
@@ -36,53 +35,43 @@ def unsupported(*tensors: Tensor | None) -> str | None:
 
 class _Mix(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("rows", "time", "width", "heads")),
+        *fields(ctypes.c_int64, "rows time width heads"),
         ("dim", Three),
-        ("alpha", Numbers),
-        ("epsilon", Numbers),
+        *fields(Numbers, "alpha epsilon"),
         ("threads", ctypes.c_int64),
-        *fields("x", "tail", "weight"),
-        ("out", Views),
-        ("Dout", Views),
-        *fields("Dx", "Dtail", "Dweight"),
+        *fields(View, "x tail weight"),
+        *fields(Views, "out Dout"),
+        *fields(View, "Dx Dtail Dweight"),
     ]
 
 
 class _GatedNorm(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("vectors", "dim", "period", "threads")),
+        *fields(ctypes.c_int64, "vectors dim period threads"),
         ("epsilon", ctypes.c_double),
-        *fields("x", "scale", "gate", "y", "Dy", "Dx", "Dscale", "Dgate"),
+        *fields(View, "x scale gate y Dy Dx Dscale Dgate"),
     ]
 
 
-def _run(name: str, dtype: torch.dtype, job: ctypes.Structure) -> None:
-    function = getattr(library("layer"), f"mnemos_{name}_{'float' if dtype == torch.float32 else 'double'}")
-    check(function(ctypes.byref(job)), name)
+def _run(name: str, backward: bool, dtype: torch.dtype, job: ctypes.Structure) -> None:
+    name += "_backward" * backward
+    kind = "float" if dtype == torch.float32 else "double"
+    check(getattr(library("layer"), f"mnemos_{name}_{kind}")(ctypes.byref(job)), name)
 
 
-def _launch_mix(outputs, x, tail, weight, heads, dims, alphas, epsilons) -> None:
-    job = _mix(x, tail, weight, heads, dims, alphas, epsilons)
-    job.out = Views(*map(view, outputs))
-    _run("mix", x.dtype, job)
+def _views(tensors) -> ctypes.Array:
+    return Views(*map(view, tensors))
 
 
-def _launch_mix_backward(outputs, x, tail, weight, Dq, Dk, Dv, heads, dims, alphas, epsilons) -> None:
-    given = [None if D is None else D.contiguous() for D in (Dq, Dk, Dv)]
-    job = _mix(x, tail, weight, heads, dims, alphas, epsilons)
-    job.Dout = Views(*map(view, given))
-    job.Dx, job.Dtail, job.Dweight = map(view, outputs)
-    _run("mix_backward", x.dtype, job)
-
-
-def _mix(x: Tensor, tail: Tensor | None, weight: Tensor | None, heads: int, dims, alphas, epsilons) -> _Mix:
-    given = [None if y is None else y.contiguous() for y in (x, tail, weight)]
-    width = 0 if weight is None else weight.shape[0]
-    job = _Mix(x.shape[0], x.shape[1], width, heads, Three(*dims), Numbers(*alphas), Numbers(*epsilons))
-    job.threads = torch.get_num_threads()
-    job.x, job.tail, job.weight = map(view, given)
-    job.held = given
-    return job
+def _mix(given: tuple[Tensor | None, ...], numbers: tuple, out, made=(None, None, None)) -> None:
+    """Run the kernel on x, tail and weight into `out`, q, k and v; or, with Dq, Dk and Dv behind them, its backward into `made`."""
+    held = [None if x is None else x.contiguous() for x in given]
+    x, _, weight, *Dout = held
+    assert x is not None
+    heads, dims, alphas, epsilons = numbers
+    width, back = 0 if weight is None else weight.shape[0], bool(Dout)
+    sizes = (*x.shape[:2], width, heads, Three(*dims), Numbers(*alphas), Numbers(*epsilons), torch.get_num_threads())
+    _run("mix", back, x.dtype, _Mix(*sizes, *map(view, held[:3]), _views(out), _views(Dout), *map(view, made)))
 
 
 _HEADS = "int heads, int[] dims, float[] alphas, float[] epsilons"
@@ -90,13 +79,13 @@ _mix_forward = Operator(
     "project_heads",
     f"(Tensor x, Tensor? tail, Tensor? weight, {_HEADS}) -> (Tensor, Tensor, Tensor)",
     lambda x, tail, weight, heads, dims, *norms: tuple(x.new_empty(*x.shape[:2], heads, d) for d in dims),
-    _launch_mix,
+    lambda made, *inputs: _mix(inputs[:3], inputs[3:], made),
 )
 _mix_backward = Operator(
     "project_heads_backward",
     f"(Tensor x, Tensor? tail, Tensor? weight, Tensor? Dq, Tensor? Dk, Tensor? Dv, {_HEADS}) -> (Tensor, Tensor, Tensor)",
     lambda x, tail, weight, *_: (empty(x, x), empty(tail, x), empty(weight, x)),
-    _launch_mix_backward,
+    lambda made, *inputs: _mix(inputs[:6], inputs[6:], (), made),
 )
 
 
@@ -128,37 +117,27 @@ def mix(x: Tensor, tail: Tensor | None, weight: Tensor | None, heads: int, dims,
     return *outputs, x[:, T - context :].clone() if context <= T else torch.cat([tail[:, T:], x], 1)
 
 
-def _launch_norm(y, x, scale, gate, epsilon) -> None:
-    job = _gated_norm(x, scale, gate, epsilon)
-    job.y = view(y)
-    _run("gated_norm", x.dtype, job)
-
-
-def _launch_norm_backward(outputs, x, scale, gate, Dy, epsilon) -> None:
-    job, Dy = _gated_norm(x, scale, gate, epsilon), Dy.contiguous()
-    job.Dy, (job.Dx, job.Dscale, job.Dgate) = view(Dy), map(view, outputs)
-    _run("gated_norm_backward", x.dtype, job)
-
-
-def _gated_norm(x: Tensor, scale: Tensor | None, gate: Tensor | None, epsilon: float) -> _GatedNorm:
-    given, D = [None if y is None else y.contiguous() for y in (x, scale, gate)], x.shape[-1]
-    period = 1 if scale is None else scale.numel() // D
-    job = _GatedNorm(x.numel() // D, D, period, torch.get_num_threads(), epsilon, *map(view, given))
-    job.held = given
-    return job
+def _gated_norm(given: tuple[Tensor | None, ...], epsilon: float, made) -> None:
+    """Run the kernel on x, scale and gate into `made`; or, with Dy behind them, its backward into gradients of the three."""
+    held = [None if x is None else x.contiguous() for x in given]
+    x, scale, _, *Dy = held
+    assert x is not None
+    D, outputs = x.shape[-1], [None, *Dy, *made] if Dy else [made]
+    sizes = x.numel() // D, D, 1 if scale is None else scale.numel() // D, torch.get_num_threads(), epsilon
+    _run("gated_norm", bool(Dy), x.dtype, _GatedNorm(*sizes, *map(view, held[:3]), *map(view, outputs)))
 
 
 _norm_forward = Operator(
     "rms_norm",
     "(Tensor x, Tensor? scale, Tensor? gate, float epsilon) -> Tensor",
     lambda x, *_: empty(x, x),
-    _launch_norm,
+    lambda y, *inputs: _gated_norm(inputs[:3], inputs[3], y),
 )
 _norm_backward = Operator(
     "rms_norm_backward",
     "(Tensor x, Tensor? scale, Tensor? gate, Tensor Dy, float epsilon) -> (Tensor, Tensor, Tensor)",
     lambda x, scale, gate, *_: (empty(x, x), empty(scale, x), empty(gate, x)),
-    _launch_norm_backward,
+    lambda made, *inputs: _gated_norm(inputs[:4], inputs[4], made),
 )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from ...memory.losses import L2, Dot, InnerLoss
 from ...memory.newton_schulz import FLOOR, NS_COEFFICIENTS, polynomials
 from ...memory.spec import MemorySpec
+from .operators import fields
 
 MAPS = 16  # of a chain, at most
 MAX_STEPS = 64  # iterations of Newton–Schulz
@@ -18,22 +19,18 @@ KINDS = 7  # of matrices in `Arrays`
 Matrices = ctypes.c_int64 * (2 * KINDS * 2 * MAPS)  # views
 
 
-def views(*names: str) -> list[tuple[str, Any]]:
-    """The fields of arrays with these names."""
-    return [field for name in names for field in ((name, ctypes.c_void_p), (f"{name}_bytes", ctypes.c_int64))]
-
-
-def addresses(*names: str) -> list[tuple[str, Any]]:
-    return [(name, ctypes.c_void_p) for name in names]
+def views(names: str) -> list[tuple[str, Any]]:
+    """The fields of arrays with these names: an address, and a number of bytes that is set without a structure of its own."""
+    return [field for name in names.split() for field in ((name, ctypes.c_void_p), (f"{name}_bytes", ctypes.c_int64))]
 
 
 class WindowRule(ctypes.Structure):
     """A rule of the windowed family; without steps it is gradient descent. a, b, c: of every iteration."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("window", "steps", "nuclear")),
+        *fields(ctypes.c_int64, "window steps nuclear"),
         ("floor", ctypes.c_double),
-        *((name, ctypes.c_double * MAX_STEPS) for name in "abc"),
+        *fields(ctypes.c_double * MAX_STEPS, "a b c"),
     ]
 
     @classmethod
@@ -52,78 +49,69 @@ def schedule(spec: MemorySpec) -> list[float]:
 
 class Sizes(ctypes.Structure):
     _fields_ = [
-        *(
-            (name, ctypes.c_int64)
-            for name in ("groups", "lanes", "heads", "entries", "l2", "before", "starts", "threads", "poison")
-        ),
-        *((name, Many) for name in ("in", "out", "maps")),
+        *fields(ctypes.c_int64, "groups lanes heads entries l2 before starts threads poison"),
+        *fields(Many, "in out maps"),
         ("rule", WindowRule),
     ]
 
 
 class Mix(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("B", "H", "K", "V", "width", "qk_norm")),
-        *((name, ctypes.c_double) for name in ("eps", "bound")),
-    ]
+    _fields_ = [*fields(ctypes.c_int64, "B H K V width qk_norm"), *fields(ctypes.c_double, "eps bound")]
 
 
 class Arrays(ctypes.Structure):
     _fields_ = [
-        *addresses("gemm"),
-        *views("query", "keys", "values", "weight", "momentum", "retain", "rate"),
+        ("gemm", ctypes.c_void_p),
+        *views("query keys values weight momentum retain rate"),
         ("matrices", Matrices),  # W, S, A, newW, newS, branch, W0, 2 * MAPS each
-        *views("y", "said"),
+        *views("y said"),
     ]
 
 
 class LayerSizes(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("dim", "momentum", "retain", "residual")),
+        *fields(ctypes.c_int64, "dim momentum retain residual"),
         ("effective_max_lr", ctypes.c_double),
         ("start", ctypes.POINTER(ctypes.c_double)),
-        ("start_bytes", ctypes.c_int64),
-        *((name, ctypes.c_int64) for name in ("degree", "hidden", "lags", "decay", "inside")),
-        *((name, ctypes.c_double) for name in ("lag_start", "token_start", "decay_start", "step_size")),
+        *fields(ctypes.c_int64, "start_bytes degree hidden lags decay inside"),
+        *fields(ctypes.c_double, "lag_start token_start decay_start step_size"),
     ]
 
 
 class Layer(ctypes.Structure):
     _fields_ = [
-        *addresses("gemm"),
-        *views("x", "tail", "qkv", "conv", "gates", "gates_offset", "retain"),
-        *views("norm", "start_norm", "output_gate", "out", "y", "new_tail"),
-        *views("log_coefficients", "token", "token_offset", "decay"),
-        *views("window_key", "window_value", "window_gate", "new_window_key", "new_window_value", "new_window_gate"),
+        ("gemm", ctypes.c_void_p),
+        *views("x tail qkv conv gates gates_offset retain norm start_norm output_gate out y new_tail"),
+        *views("log_coefficients token token_offset decay"),
+        *views("window_key window_value window_gate new_window_key new_window_value new_window_gate"),
     ]
 
 
 class RingSizes(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("B", "dim", "H", "G", "D", "window", "persistent", "threads", "poison")),
-        *((name, ctypes.c_double) for name in ("theta", "eps")),
+        *fields(ctypes.c_int64, "B dim H G D window persistent threads poison"),
+        *fields(ctypes.c_double, "theta eps"),
         ("width", ctypes.c_int64),
     ]
 
 
 class Ring(ctypes.Structure):
     _fields_ = [
-        *addresses("gemm"),
-        *views("x", "qkv", "q_norm", "k_norm", "out", "position", "key", "value", "y"),
-        *views("conv", "tail", "new_tail"),
+        ("gemm", ctypes.c_void_p),
+        *views("x qkv q_norm k_norm out position key value y conv tail new_tail"),
     ]
 
 
 class BlockSizes(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("B", "dim", "hidden", "gates", "additive", "threads", "poison")),
-        *((name, ctypes.c_double) for name in ("mixer_eps", "between_eps", "feed_eps", "gate_start")),
+        *fields(ctypes.c_int64, "B dim hidden gates additive threads poison"),
+        *fields(ctypes.c_double, "mixer_eps between_eps feed_eps gate_start"),
     ]
 
 
 class Block(ctypes.Structure):
     _fields_ = [
-        *addresses("gemm"),
-        *views("x", "mixer_norm", "between", "gate", "gate_offset", "feed_norm", "gate_up", "down", "y"),
-        *addresses("layer_sizes", "mix", "sizes", "layer", "arrays", "ring_sizes", "ring"),
+        ("gemm", ctypes.c_void_p),
+        *views("x mixer_norm between gate gate_offset feed_norm gate_up down y"),
+        *fields(ctypes.c_void_p, "layer_sizes mix sizes layer arrays ring_sizes ring"),
     ]

@@ -10,19 +10,18 @@ import functools
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils import deterministic
 
 from ...memory.config import NeuralMemoryConfig
 from ...memory.features import FEATURES
 from ...memory.gating import fixed_retain_logits, gate_logits
 from ...memory.networks import Chain
 from ...memory.spec import MemorySpec
-from .border import DONE, check
-from .build import gemm, library
+from .build import gemm, library, poison
+from .operators import DONE, check
 from .structs import (
     LOSSES,
     MAPS,
@@ -32,6 +31,7 @@ from .structs import (
     Layer,
     LayerSizes,
     Many,
+    Matrices,
     Mix,
     Ring,
     RingSizes,
@@ -39,41 +39,45 @@ from .structs import (
     WindowRule,
     schedule,
 )
-from .structs import Matrices as MatrixViews
 
-Matrices = Sequence[Sequence[Tensor]]
 SERIAL = 1 << 20  # numbers of a state or matrix below which a second thread costs more than it saves
+
+
+class Maps(NamedTuple):
+    """Fast maps of a state, (B, H, d_in, d_out) each and contiguous: weights, momentum, anchor and initial weights (`shared_rows`) to read,
+    and the weights and momentum to write, which may be those to read."""
+
+    W: Sequence[Tensor]
+    S: Sequence[Tensor]
+    A: Sequence[Tensor]
+    W0: Sequence[Tensor]
+    new_W: Sequence[Tensor]
+    new_S: Sequence[Tensor]
+
+    def sizes(self, rows: int) -> tuple[int, int, bool]:
+        """Rows of the initial weights (0 for none, 1 where all rows share them), threads, and whether kernels poison fresh memory."""
+        shared = bool(self.W0) and self.W0[0].dim() == 3
+        threads = torch.get_num_threads() if sum(w.numel() for w in self.W) >= SERIAL else 1
+        return (1 if shared else rows) if self.W0 else 0, threads, poison()
 
 
 @dataclass
 class Call:
-    """What a kernel is given for a part of a block, all but x and y. held: what `structs` point to."""
+    """A kernel for a part of a block, with all its arguments but x and y. held: what `structs` point to.
 
+    x (B, 1, dim) -> y (B, 1, dim); None where a gate is not finite: nothing is written.
+    """
+
+    name: str
     structs: tuple[ctypes.Structure, ...]
+    at: int  # where among them is the one that has x and y
     held: tuple
 
-
-class LayerCall(Call):
-    """A memory layer at one token."""
-
     def __call__(self, x: Tensor) -> Tensor | None:
-        """x (B, 1, dim) -> y (B, 1, dim); None where a gate is not finite: nothing is written."""
         x = x.contiguous()
-        y, pointers = torch.empty_like(x), self.structs[3]
-        _fill(pointers, x, y)
-        return y if _run("layer", x.dtype, *map(ctypes.addressof, self.structs)) else None
-
-
-class RingCall(Call):
-    """Sliding-window attention at one token."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x (B, 1, dim) -> y (B, 1, dim)."""
-        x = x.contiguous()
-        y, (sizes, pointers) = torch.empty_like(x), self.structs
-        _fill(pointers, x, y)
-        _run("attend", x.dtype, ctypes.addressof(sizes), ctypes.addressof(pointers))
-        return y
+        y, to = torch.empty_like(x), self.structs[self.at]
+        to.x, to.x_bytes, to.y, to.y_bytes = _at(x, y)
+        return y if _run(self.name, x.dtype, *map(ctypes.addressof, self.structs)) else None
 
 
 ARGUMENTS = {  # p: pointer, i: int64, d: double
@@ -104,12 +108,8 @@ def _run(name: str, dtype: torch.dtype, *arguments) -> bool:
     return outcome == DONE or check(outcome, name)
 
 
-def _fill(pointers: Any, x: Tensor, y: Tensor) -> None:
-    pointers.x, pointers.x_bytes, pointers.y, pointers.y_bytes = (*_at(x, y),)
-
-
 @functools.lru_cache(maxsize=256)
-def _sizes(spec: MemorySpec, rows: int, heads: int, starts: int, threads: int, poison: bool) -> Sizes:
+def _sizes(spec: MemorySpec, rows: int, heads: int, starts: int, threads: int, fills: bool) -> Sizes:
     groups = _chain(spec).groups
     shapes = [spec.shapes[group[0]] for group in groups]
     return Sizes(
@@ -121,7 +121,7 @@ def _sizes(spec: MemorySpec, rows: int, heads: int, starts: int, threads: int, p
         spec.read == "before",
         starts,
         threads,
-        poison,
+        fills,
         Many(*(a for a, _ in shapes)),
         Many(*(b for _, b in shapes)),
         Many(*map(len, groups)),
@@ -132,6 +132,9 @@ def _sizes(spec: MemorySpec, rows: int, heads: int, starts: int, threads: int, p
 def _chain(spec: MemorySpec) -> Chain:
     assert spec.chain is not None
     return spec.chain
+
+
+_ring_sizes, _block_sizes = (functools.lru_cache(maxsize=256)(kind) for kind in (RingSizes, BlockSizes))
 
 
 def _at(*tensors: Tensor | None) -> list[int]:
@@ -148,14 +151,6 @@ def _run_on(name: str, tensors: Sequence[Tensor | None], dtype: torch.dtype, *ar
     return _run(name, dtype, views.buffer_info()[0], *arguments)
 
 
-def _poison() -> bool:
-    return torch.are_deterministic_algorithms_enabled() and deterministic.fill_uninitialized_memory  # ty: ignore[missing-attribute]
-
-
-def _threads(matrices: Sequence[Tensor]) -> int:
-    return torch.get_num_threads() if sum(w.numel() for w in matrices) >= SERIAL else 1
-
-
 def shared_rows(W0: Sequence[Tensor], rows: int, dtype: torch.dtype) -> list[Tensor]:
     """Initial weights (B, H, d_in, d_out) for a kernel to read: contiguous, and (H, d_in, d_out) where B > 1 rows share one tensor."""
     if rows > 1 and all(w.stride(0) == 0 and len(w) == rows for w in W0):
@@ -163,52 +158,29 @@ def shared_rows(W0: Sequence[Tensor], rows: int, dtype: torch.dtype) -> list[Ten
     return [w if w.dtype == dtype and w.is_contiguous() else w.to(dtype).contiguous() for w in W0]
 
 
-def _arrays(
-    spec: MemorySpec,
-    old: Matrices,
-    new: Matrices,
-    branch: Sequence[Tensor] = (),
-    vectors: Sequence[int] = (0,) * 16,
-) -> Arrays:
-    """old, new: as in `chain_step`. branch: maps of the static branch. vectors: views of query, keys, values, the gates and y."""
+def _arrays(spec: MemorySpec, maps: Maps, branch: Sequence[Tensor] = (), vectors: Sequence[int] = (0,) * 16) -> Arrays:
+    """branch: maps of the static branch. vectors: views of query, keys, values, the gates and y."""
     order = [i for group in _chain(spec).groups for i in group]
-    matrices = MatrixViews()
-    for kind, xs in enumerate((*old[:3], *new, branch, old[3])):
+    matrices = Matrices()
+    for kind, xs in enumerate((*maps[:3], maps.new_W, maps.new_S, branch, maps.W0)):
         if xs:
             at = kind * 4 * MAPS
             matrices[at : at + 2 * len(order)] = _at(*[xs[i] for i in order])
-    return Arrays(gemm(old[0][0].dtype), *vectors[:14], matrices, *vectors[14:])
-
-
-def _starts(old: Matrices, rows: int) -> int:
-    """Rows of the initial weights: 0 for none, 1 where all rows share them."""
-    if not old[3]:
-        return 0
-    return 1 if old[3][0].dim() == 3 else rows
+    return Arrays(gemm(maps.W[0].dtype), *vectors[:14], matrices, *vectors[14:])
 
 
 def chain_step(
-    spec: MemorySpec,
-    query: Tensor,
-    window_tokens: tuple[Tensor, Tensor],
-    weight: Tensor,
-    gates: tuple[Tensor | None, Tensor | None, Tensor | None],
-    old: Matrices,
-    new: Matrices,
+    spec: MemorySpec, query: Tensor, window: tuple[Tensor, Tensor, Tensor], gates: Sequence[Tensor | None], maps: Maps
 ) -> Tensor:
-    """query (G, 1, F), window_tokens (G, c, F) and (G, c, V), weight (G, c, 1) -> y (G, 1, V).
+    """query (G, 1, F) -> y (G, 1, V). window: keys (G, c, F), values (G, c, V) and weights (G, c, 1).
 
     gates: momentum, retain, and the rate of a windowed rule, (G, 1, 1) each.
-
-    old: weights, momentum, anchor and initial weights (`shared_rows`), (B, H, d_in, d_out) each and contiguous; new: where weights and
-    momentum go to, which may be the old ones.
     """
-    given = [None if x is None else x.contiguous() for x in (query, *window_tokens, weight, *gates)]
+    given = [None if x is None else x.contiguous() for x in (query, *window, *gates)]
     y = query.new_empty(query.shape[0], 1, spec.value_dim)
-    heads = old[0][0].shape[1]
+    heads = maps.W[0].shape[1]
     rows = query.shape[0] // heads
-    sizes = _sizes(spec, rows, heads, _starts(old, rows), _threads(old[0]), _poison())
-    arrays = _arrays(spec, old, new, (), _at(*given, y))
+    sizes, arrays = _sizes(spec, rows, heads, *maps.sizes(rows)), _arrays(spec, maps, (), _at(*given, y))
     _run("step", y.dtype, ctypes.addressof(sizes), ctypes.addressof(arrays))
     return y
 
@@ -244,7 +216,7 @@ def ends(x: Tensor) -> tuple[float, float]:
 
 @functools.lru_cache(maxsize=256)
 def _layer_sizes(
-    config: NeuralMemoryConfig, width: int, B: int, starts: int, threads: int, poison: bool
+    config: NeuralMemoryConfig, width: int, B: int, starts: int, threads: int, fills: bool
 ) -> tuple[LayerSizes, Mix, Sizes]:
     spec, H = config.spec, config.head_count
     retain = bool(config.retain) and config.retain != "fixed"
@@ -270,7 +242,7 @@ def _layer_sizes(
             spec.step_size,
         ),
         Mix(B, H, spec.key_dim, spec.value_dim, width, QK_NORMS[config.qk_norm], config.eps, bound),
-        _sizes(spec, B, H, starts, threads, poison),
+        _sizes(spec, B, H, starts, threads, fills),
     )
 
 
@@ -280,31 +252,24 @@ def layer(
     window: Sequence[Tensor],
     parameters: Sequence[Tensor | None],
     config: NeuralMemoryConfig,
-    old: Matrices,
-    new: Matrices,
-) -> tuple[LayerCall, Tensor | None, Sequence[Tensor]]:
+    maps: Maps,
+) -> tuple[Call, Tensor | None, Sequence[Tensor]]:
     """A memory layer at one token, to be called or given to `block`, and where the new tail and the new window buffers will be.
 
     window: the last keys (B, c-1, H, K), values (B, c-1, H, V) and gates (B, c-1, H). parameters: as `decode.memory_parameters` returns
-    them, all contiguous. old, new: as in `chain_step`.
+    them, all contiguous.
     """
-    W, conv, branch = old[0], parameters[1], [x for x in parameters[13:] if x is not None]
+    conv, branch = parameters[1], [x for x in parameters[13:] if x is not None]
     width = 0 if conv is None else conv.shape[0]
     tail = None if tail is None else tail.contiguous()
     new_tail = None if tail is None else torch.empty_like(tail)
     window = [x.contiguous() for x in window]
     new_window = [torch.empty_like(x) for x in window] if config.window > 1 else window
-    sizes = _layer_sizes(config, width, rows, _starts(old, rows), _threads(W), _poison())
-    arrays = _arrays(config.spec, old, new, branch)  # the kernel makes the vectors itself
+    sizes = _layer_sizes(config, width, rows, *maps.sizes(rows))
+    arrays = _arrays(config.spec, maps, branch)  # the kernel makes the vectors itself
     views = _at(None, tail, *parameters[:9], None, new_tail, *parameters[9:13], *window, *new_window)
-    pointers = Layer(gemm(W[0].dtype), *views)
-    held = tail, new_tail, window, new_window, parameters, old, new
-    return LayerCall((*sizes, pointers, arrays), held), new_tail, new_window
-
-
-@functools.lru_cache(maxsize=256)
-def _ring_sizes(*sizes) -> RingSizes:
-    return RingSizes(*sizes)
+    structs = (*sizes, Layer(gemm(maps.W[0].dtype), *views), arrays)
+    return Call("layer", structs, 3, (tail, new_tail, window, new_window, parameters, maps)), new_tail, new_window
 
 
 def attend(
@@ -316,7 +281,7 @@ def attend(
     persistent: int,
     theta: float,
     eps: float,
-) -> tuple[RingCall, Tensor | None]:
+) -> tuple[Call, Tensor | None]:
     """Sliding-window attention at one token, to be called or given to `block`, and the tensor for the new tail.
 
     cache: position (B,), and keys and values (B, P + window, G, D), which are written into. tail: (B, width - 1, C) of the
@@ -326,15 +291,10 @@ def attend(
     assert maps[3] is not None
     B, _, G, D = key.shape
     threads, width = torch.get_num_threads(), 0 if conv is None else conv.shape[0]
-    sizes = _ring_sizes(B, maps[3].shape[0], heads, G, D, window, persistent, threads, _poison(), theta, eps, width)
+    sizes = _ring_sizes(B, maps[3].shape[0], heads, G, D, window, persistent, threads, poison(), theta, eps, width)
     new_tail = None if tail is None else torch.empty_like(tail)
     pointers = Ring(gemm(key.dtype), *_at(None, *maps, position, key, value, None, conv, tail, new_tail))
-    return RingCall((sizes, pointers), (parameters, cache, tail, new_tail)), new_tail
-
-
-@functools.lru_cache(maxsize=256)
-def _block_sizes(*sizes) -> BlockSizes:
-    return BlockSizes(*sizes)
+    return Call("attend", (sizes, pointers), 1, (parameters, cache, tail, new_tail)), new_tail
 
 
 def block(
@@ -345,8 +305,8 @@ def block(
     gate_start: float,
     additive: bool,
     feed: tuple[Tensor, Tensor],
-    memory: LayerCall | None = None,
-    attention: RingCall | None = None,
+    memory: Call | None = None,
+    attention: Call | None = None,
 ) -> Tensor | None:
     """A residual block at one token, x (B, 1, dim) -> y (B, 1, dim); None where a gate of its memory is not finite: nothing is written.
 
@@ -357,7 +317,7 @@ def block(
     y, (B, _, dim), hidden = torch.empty_like(x), x.shape, feed[1].shape[1]
     weight, offset = gate or (None, None)
     gates = 0 if weight is None else weight.shape[0]
-    sizes = _block_sizes(B, dim, hidden, gates, additive, torch.get_num_threads(), _poison(), *eps, gate_start)
+    sizes = _block_sizes(B, dim, hidden, gates, additive, torch.get_num_threads(), poison(), *eps, gate_start)
     parts = [None] * 5 if memory is None else map(ctypes.addressof, memory.structs)
     rings = [None] * 2 if attention is None else map(ctypes.addressof, attention.structs)
     pointers = Block(gemm(x.dtype), *_at(x, *norms[:2], weight, offset, norms[2], *feed, y), *parts, *rings)

@@ -10,7 +10,8 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +23,19 @@ from ...nn.checkpoint import recomputed
 from .chunking import ChunkRun
 from .coefficients import Coefficients, decay_products
 from .inner_grads import Uses, as_entries, by_pair, errors_at_anchor
-from .windowed import windowed_tile
+from .windowed import WindowSteps
+
+
+class RunInputs(NamedTuple):
+    """The tokens of a run of chunks, in tiles."""
+
+    chunks: ChunkRun
+    q: Tensor | None  # N G L D
+    k: Tensor  # N G E D
+    v: Tensor  # N G E V
+    coefficients: Coefficients
+    rate: Tensor | None  # N G L
+    retain: Tensor | None  # N G L
 
 
 class Engine:
@@ -44,76 +57,43 @@ class Engine:
         """W and S of a state that `open` or `run` returned."""
         return state
 
-    def run(
-        self,
-        spec: MemorySpec,
-        chunks: ChunkRun,
-        q: Tensor | None,
-        k: Tensor,
-        v: Tensor,
-        coefficients: Coefficients,
-        rate: Tensor | None,
-        retain: Tensor | None,
-        state: Any,
-        anchor: Any,
-        start: Any,
-    ) -> tuple[Tensor | None, Any]:
+    def run(self, spec: MemorySpec, given: RunInputs, state: Any, anchor: Any, start: Any) -> tuple[Tensor | None, Any]:
         """y (N, G, L, V), and the state after the tiles of one run.
 
-        q: (N, G, L, D) or None, k: (N, G, E, D), v: (N, G, E, V), rate and retain: (N, G, L). Of the state `anchor` the weights count;
-        so do those of `start`, towards which weights decay; None for 0.
+        Of the state `anchor` the weights count; so do those of `start`, towards which weights decay; None for 0.
         """
-        matmul = functools.partial(_matmul, self.low)
+        (W, S), A, chunks = state, anchor[0], given.chunks
         W0 = [] if start is None else start[0]
-        y, W, S = _run(spec, chunks, q, k, v, coefficients, rate, retain, *state, anchor[0], W0, matmul)
-        return y, (W, S)
+        maps, low = len(W), self.low
+        timed = (given.q, given.k, given.v, given.rate, given.retain, *given.coefficients)
+        fixed = len(timed)
 
+        def group(first: int, *tensors):
+            """The tiles of one group, of which the first is the run's `first`: their y, and W, S, A after them."""
+            timed, W0, state = tensors[:fixed], tensors[fixed:-states], list(tensors[-states:])
+            W, S, A = state[:maps], state[maps:-maps], state[-maps:]
+            outputs: list[Any] = []
+            for i, (q, k, v, rate, retain, *co) in enumerate(zip(*map(_tiles, timed)), first):
+                if chunks.fresh and i % chunks.period == 0:
+                    A = W
+                y, W, S = Tile(spec, chunks, low, q, k, v, rate, retain, Coefficients(*co), W, S, A, W0).run()
+                outputs.append(y)
+            return (None if y is None else torch.stack(outputs), *W, *S, *A)
 
-def _run(
-    spec,
-    chunks: ChunkRun,
-    q,
-    k,
-    v,
-    coefficients,
-    rate,
-    retain,
-    W: list[Tensor],
-    S: list[Tensor],
-    A: list[Tensor],
-    W0: list[Tensor],
-    matmul,
-):
-    maps = len(W)
-    timed = (q, k, v, *coefficients, rate, retain)
-
-    def group(first: int, *tensors):
-        """The tiles of one group, of which the first is the run's `first`: their y, and W, S, A after them."""
-        timed, W0, state = tensors[:fixed], tensors[fixed:-states], list(tensors[-states:])
-        W, S, A = state[:maps], state[maps:-maps], state[-maps:]
+        flat: list[Tensor] = [*W, *S, *A]
+        states = len(flat)
+        size = _tiles_per_group(chunks) if torch.is_grad_enabled() else chunks.tiles
         outputs = []
-        for i, (q, k, v, C, beta, f, n, m, rate, retain) in enumerate(zip(*map(_tiles, timed)), first):
-            if chunks.fresh and i % chunks.period == 0:
-                A = W
-            y, W, S = _tile(spec, chunks, matmul, q, k, v, Coefficients(C, beta, f, n, m), rate, retain, W, S, A, W0)
+        for number, tensors in enumerate(zip(*(_tiles(x, size) for x in timed))):
+            arguments = (*tensors, *W0, *flat)
+            if not torch.is_grad_enabled():
+                y, *flat = group(number * size, *arguments)
+            elif torch.compiler.is_compiling():
+                y, *flat = checkpoint(group, number * size, *arguments, use_reentrant=False, preserve_rng_state=False)
+            else:
+                y, *flat = recomputed(functools.partial(group, number * size), *arguments)
             outputs.append(y)
-        return (None if y is None else torch.stack(outputs), *W, *S, *A)
-
-    state: list[Tensor] = [*W, *S, *A]
-    fixed, states = len(timed), len(state)
-    size = _tiles_per_group(chunks) if torch.is_grad_enabled() else chunks.tiles
-    outputs = []
-    for number, tensors in enumerate(zip(*(_tiles(x, size) for x in timed))):
-        if torch.compiler.is_compiling() and torch.is_grad_enabled():
-            y, *state = checkpoint(
-                group, number * size, *tensors, *W0, *state, use_reentrant=False, preserve_rng_state=False
-            )
-        elif torch.is_grad_enabled():
-            y, *state = recomputed(functools.partial(group, number * size), *tensors, *W0, *state)
-        else:
-            y, *state = group(number * size, *tensors, *W0, *state)
-        outputs.append(y)
-    return None if q is None else torch.cat(outputs), state[:maps], state[maps:-maps]
+        return None if given.q is None else torch.cat(outputs), (flat[:maps], flat[maps:-maps])
 
 
 def _tiles_per_group(chunks: ChunkRun) -> int:
@@ -128,49 +108,140 @@ def _tiles(x: Tensor | None, size: int | None = None) -> Iterable[Tensor | None]
     return x.unbind(0) if size is None else x.split(size)
 
 
-def _matmul(low: torch.dtype | None, a: Tensor, b: Tensor) -> Tensor:
-    """a @ b of stacked matrices, computed in the type `low` and returned in that of a."""
-    return torch.bmm(a, b) if low is None else torch.bmm(a.to(low), b.to(low)).to(a.dtype)
+@dataclass
+class Tile:
+    """One tile: gradients of its window tokens, reads of its tokens, state at its end. Shapes as in `RunInputs`, without N.
 
+    W, S, A, W0: weights, accumulators (or none), anchor, and the weights that W decays towards (or none), by map.
+    """
 
-def _tile(spec, chunks, matmul, q, k, v, co, rate, retain, W, S, A, W0):
-    """One tile: gradients of its window tokens, reads of its tokens, state at its end."""
-    if moves_inside(spec, chunks):
-        k, v = as_entries(spec, k), as_entries(spec, v)
-        uses: Uses = [by_pair(spec, [(k, _solve_errors(spec, chunks, k, v, co, retain, W, S, W0))])]
-    else:
-        uses = errors_at_anchor(spec, k, v, A, matmul)
-    if spec.windowed:
-        return windowed_tile(spec, matmul, q, co, W, W0, uses)
-    if spec.commits:
-        return _committed_tile(spec, chunks, matmul, q, co, rate, W, S, W0, uses)
-    y = None
-    if q is not None:
-        rows = slice(0, -1) if spec.read == "before" else slice(1, None)
-        C, beta, f = co.C[:, rows], co.beta[:, rows, None], co.f[:, rows, None]
+    spec: MemorySpec
+    chunks: ChunkRun
+    low: torch.dtype | None  # of matmuls
+    q: Tensor | None
+    k: Tensor
+    v: Tensor
+    rate: Tensor | None
+    retain: Tensor | None
+    co: Coefficients
+    W: list[Tensor]
+    S: list[Tensor]
+    A: list[Tensor]
+    W0: Sequence[Tensor]
+
+    def run(self) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
+        """y (G, L, V), and W and S at the end."""
+        spec = self.spec
+        if moves_inside(spec, self.chunks):
+            k, v = as_entries(spec, self.k), as_entries(spec, self.v)
+            uses: Uses = [by_pair(spec, [(k, self.solve_errors(k, v))])]
+        else:
+            uses = errors_at_anchor(spec, self.k, self.v, self.A, self.matmul)
+        if spec.windowed:
+            return self.windowed(uses)
+        if spec.commits:
+            return self.committed(uses)
+        return self.linear(uses)
+
+    def linear(self, uses: Uses, listed: Tensor | None = None) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
+        """Weights that are linear in the gradients. listed: outputs of a first map that is a list of pairs; W, S, A are the others."""
+        rows, lists = rows_read(self.spec), int(self.spec.is_kv_cache)
+        C, beta, f = self.co.C[:, rows], self.co.beta[:, rows, None], self.co.f[:, rows, None]
 
         def fast(i: int, x: Tensor) -> Tensor:
-            z = _product(matmul, x, W, W0, i, beta)
-            if S:
-                z = z + f * matmul(x, S[i])
-            for a, d in uses[i]:
-                z = z - matmul(C * matmul(x, a.mT), d)
+            if listed is not None and i == 0:
+                return listed
+            z = self.product(x, self.W, i - lists, beta)
+            if self.S:
+                z = z + f * self.matmul(x, self.S[i - lists])
+            for a, d in uses[i - lists]:
+                z = z - self.matmul(C * self.matmul(x, a.mT), d)
             return z
 
-        y = spec.network.forward(q, fast)
-    last, beta, f = co.C[:, -1, :, None], co.beta[:, -1, None, None], co.f[:, -1, None, None]
-    kept = _decayed_maps(W, W0, beta)
-    W_end = [w + (f * S[i] if S else 0.0) - _outer(matmul, last, uses[i]) for i, w in enumerate(kept)]
-    return y, W_end, _momentum_end(matmul, co, S, uses)
+        y = None if self.q is None else self.spec.network.forward(self.q, fast)
+        last, f = self.co.C[:, -1, :, None], self.co.f[:, -1, None, None]
+        ends = [
+            w + (f * self.S[i] if self.S else 0.0) - _outer(self.matmul, last, uses[i])
+            for i, w in enumerate(self.decayed_weights())
+        ]
+        return y, ends, _momentum_end(self.matmul, self.co, self.S, uses)
+
+    def matmul(self, a: Tensor, b: Tensor) -> Tensor:
+        """a @ b of stacked matrices, computed in the type `low` and returned in that of a."""
+        return torch.bmm(a, b) if self.low is None else torch.bmm(a.to(self.low), b.to(self.low)).to(a.dtype)
+
+    def product(self, x: Tensor, W: list[Tensor], i: int, beta: Tensor, towards_W0: bool = True) -> Tensor:
+        """x (G, L, d_in) times map i of W after the decay beta (G, L, 1)."""
+        start = self.matmul(x, self.W0[i]) if self.W0 and towards_W0 else None
+        return decayed(self.matmul(x, W[i]), start, beta)
+
+    def decayed_weights(self) -> list[Tensor]:
+        """W after the decay of the tile."""
+        beta = self.co.beta[:, -1, None, None]
+        return [decayed(w, w0, beta) for w, w0 in zip(self.W, self.W0 or [None] * len(self.W))]
+
+    def committed(self, uses: Uses) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
+        """One commit interval, or a part of one that ends before its commit. S is summed in full precision: Newton–Schulz lifts the
+        smallest directions of S to the size of all others, rounding errors included."""
+        spec, q, S, co = self.spec, self.q, self.S, self.co
+        moved = _momentum_end(torch.bmm, co, S or [torch.zeros_like(w) for w in self.W], uses)
+        ends, beta = self.decayed_weights(), co.beta.unsqueeze(-1)  # G L+1 1
+        if self.chunks.commit:
+            assert self.rate is not None
+            along = _momentum_end(torch.bmm, co._replace(n=co.C, m=co.f), S, uses) if spec.nesterov else moved
+            rate = self.rate[:, -1:, None]
+            ends = [spec.update_rule.commit(w, s, rate, spec) for w, s in zip(ends, along)]
+
+        def read(q: Tensor, W: list[Tensor], beta: Tensor, towards_W0: bool = True) -> Tensor:
+            return spec.network.forward(q, lambda i, x: self.product(x, W, i, beta, towards_W0))
+
+        y = None
+        if q is not None and spec.read == "after" and self.chunks.commit:
+            y = read(q[:, -1:], ends, beta[:, :1], towards_W0=False)  # beta is 1 in row 0
+            if q.shape[1] > 1:
+                y = torch.cat([read(q[:, :-1], self.W, beta[:, 1:-1]), y], 1)
+        elif q is not None:
+            y = read(q, self.W, beta[:, rows_read(spec)])
+        return y, ends, moved if S else []
+
+    def windowed(self, uses: Uses) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
+        """A commit after every token: n of the coefficients are the weights of the windows."""
+        steps = [WindowSteps(self.spec, use, self.co.n) for use in uses]
+        rows, last = rows_read(self.spec), self.co.C[:, -1]
+        C, beta = self.co.C[:, rows], self.co.beta[:, rows, None]
+
+        def fast(i: int, x: Tensor) -> Tensor:
+            return self.product(x, self.W, i, beta) + steps[i].read(x, C, self.matmul)
+
+        y = None if self.q is None else self.spec.network.forward(self.q, fast)
+        return y, [w + step.total(last, self.matmul) for w, step in zip(self.decayed_weights(), steps)], []
+
+    def solve_errors(self, k: Tensor, v: Tensor) -> Tensor:
+        """Errors of a linear memory whose anchor moves inside the tile: one unit-lower-triangular solve.
+
+        The anchor of sub-chunk j is the state after its first j * stride tokens, row s of the coefficients, so the errors
+        e = k A - v of its window tokens depend on those of earlier sub-chunks alone.
+        """
+        spec, co = self.spec, self.co
+        if not spec.loss.uses_output:
+            return spec.loss.error(None, v)
+        E = k.shape[1]
+        row = (torch.arange(E, device=k.device) // (E // self.chunks.subchunks)) * self.chunks.stride
+        C, beta, f = co.C[:, row], co.beta[:, row, None], co.f[:, row, None]
+        initial = k @ self.W0[0] if self.W0 else None
+        known = decayed(k @ self.W[0], initial, beta)
+        if self.S:
+            known = known + f * (k @ self.S[0])
+        coupling = C.repeat_interleave(spec.pairs_per_token, -1) * (k @ k.mT)
+        if spec.decay_first and self.retain is not None:
+            after = self.retain[:, row, None]
+            known, coupling = decayed(known, initial, after), after * coupling
+        return torch.linalg.solve_triangular(coupling, known - v, upper=False, unitriangular=True)
 
 
-def _decayed_maps(W: list[Tensor], W0: Sequence[Tensor], beta: Tensor) -> list[Tensor]:
-    return [decayed(w, W0[i] if W0 else None, beta) for i, w in enumerate(W)]
-
-
-def _product(matmul, x: Tensor, W: list[Tensor], W0: Sequence[Tensor], i: int, beta: Tensor) -> Tensor:
-    """x times the decayed weights of map i. x: (G, L, d_in), beta: (G, L, 1)."""
-    return decayed(matmul(x, W[i]), matmul(x, W0[i]) if W0 else None, beta)
+def rows_read(spec: MemorySpec) -> slice:
+    """The rows of coefficients at which tokens read."""
+    return slice(0, -1) if spec.read == "before" else slice(1, None)
 
 
 def moves_inside(spec: MemorySpec, chunks: ChunkRun) -> bool:
@@ -186,52 +257,3 @@ def _outer(matmul, weight: Tensor, use: list[tuple[Tensor, Tensor]]) -> Tensor |
 def _momentum_end(matmul, co: Coefficients, S: list[Tensor], uses: Uses) -> list[Tensor]:
     n, m = co.n.unsqueeze(-1), co.m[:, None, None]
     return [m * s - _outer(matmul, n, use) for s, use in zip(S, uses)]
-
-
-def _committed_tile(spec, chunks, matmul, q, co, rate, W, S, W0, uses):
-    """One commit interval, or a part of one that ends before its commit. S is summed in full precision: Newton–Schulz lifts the
-    smallest directions of S to the size of all others, rounding errors included."""
-    moved = _momentum_end(torch.bmm, co, S or [torch.zeros_like(w) for w in W], uses)
-    beta = co.beta.unsqueeze(-1)  # G L+1 1
-    W_end = _decayed_maps(W, W0, beta[:, -1:])
-    if chunks.commit:
-        along = moved
-        if spec.nesterov:
-            along = _momentum_end(torch.bmm, co._replace(n=co.C, m=co.f), S, uses)
-        W_end = [spec.update_rule.commit(w, s, rate[:, -1:, None], spec) for w, s in zip(W_end, along)]
-    y = None
-    if q is not None and spec.read == "before":
-        y = _read(spec, matmul, q, W, W0, beta[:, :-1])
-    elif q is not None and chunks.commit:
-        y = _read(spec, matmul, q[:, -1:], W_end, [], beta[:, :1])
-        if q.shape[1] > 1:
-            y = torch.cat([_read(spec, matmul, q[:, :-1], W, W0, beta[:, 1:-1]), y], 1)
-    elif q is not None:
-        y = _read(spec, matmul, q, W, W0, beta[:, 1:])
-    return y, W_end, moved if S else []
-
-
-def _read(spec: MemorySpec, matmul, q: Tensor, W: list[Tensor], W0: Sequence[Tensor], beta: Tensor) -> Tensor:
-    return spec.network.forward(q, lambda i, x: _product(matmul, x, W, W0, i, beta))
-
-
-def _solve_errors(spec, chunks, k, v, co, retain, W, S, W0) -> Tensor:
-    """Errors of a linear memory whose anchor moves inside the tile: one unit-lower-triangular solve.
-
-    The anchor of sub-chunk j is the state after its first j * stride tokens, row s of the coefficients, so the errors
-    e = k A - v of its window_tokens hang on those of earlier sub-chunks alone.
-    """
-    if not spec.loss.uses_output:
-        return spec.loss.error(None, v)
-    E = k.shape[1]
-    row = (torch.arange(E, device=k.device) // (E // chunks.subchunks)) * chunks.stride
-    C, beta, f = co.C[:, row], co.beta[:, row, None], co.f[:, row, None]
-    initial = k @ W0[0] if W0 else None
-    known = decayed(k @ W[0], initial, beta)
-    if S:
-        known = known + f * (k @ S[0])
-    coupling = C.repeat_interleave(spec.pairs_per_token, -1) * (k @ k.mT)
-    if spec.decay_first and retain is not None:
-        after = retain[:, row, None]
-        known, coupling = decayed(known, initial, after), after * coupling
-    return torch.linalg.solve_triangular(coupling, known - v, upper=False, unitriangular=True)

@@ -67,17 +67,26 @@ def _clipped(uses: Uses, bound: float) -> Uses:
     return [[(a, factor * d) for a, d in use] for use in uses]
 
 
-def chain_errors(spec: MemorySpec, k: Tensor, v: Tensor, A: list[Tensor], matmul=torch.bmm) -> Uses:
-    """The chain rule, written out in operations that autograd can differentiate again."""
+def chain_errors(
+    spec: MemorySpec, k: Tensor, v: Tensor, A: list[Tensor], matmul=torch.bmm, listed: Tensor | None = None
+) -> Uses:
+    """The chain rule, written out in operations that autograd can differentiate again.
+
+    listed: the outputs of the first map, where it is a list of pairs; the first of A is then not used.
+    """
     chain = spec.network.chain
     assert chain is not None
+
+    def mapped(x: Tensor, i: int) -> Tensor:
+        return matmul(x, A[i]) if i or listed is None else listed
+
     inputs, pulls = [k], []
     for group, activation in zip(chain.groups, chain.activations):
-        u, pull = ACTIVATIONS[activation]([matmul(inputs[-1], A[i]) for i in group])
+        u, pull = ACTIVATIONS[activation]([mapped(inputs[-1], i) for i in group])
         inputs.append(u)
         pulls.append(pull)
     (last,) = group = chain.groups[-1]
-    output = matmul(inputs[-1], A[last]) if spec.loss.uses_output else None
+    output = mapped(inputs[-1], last) if spec.loss.uses_output else None
     errors = [spec.loss.error(output, v)]
     uses: Uses = [[] for _ in A]
     uses[last].append((inputs[-1], errors[0]))

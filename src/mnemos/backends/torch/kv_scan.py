@@ -5,6 +5,7 @@ end; what momentum and decay make of them is one number per push, its share in W
 matrices, read in dual form (docs/theory.md, sections 4 and 8.4).
 
 G = batch x heads, N tiles, L tokens and E window tokens of a tile, n pairs, K key dim, P outputs of the first map, V value dim.
+`old` is the list that a call begins with, its `Pairs` as (G, n, ·).
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...memory.kv_memory import kernel_values, logits, normalized, top_logit
-from ...memory.retention import decayed
+from ...memory.kv_memory import Pairs, kernel_values, logits, normalized, top_logit
 from ...memory.spec import MemorySpec
 from ...nn.checkpoint import recomputed
-from .chunking import ChunkRun, cut, from_tiles, to_tiles, to_window_tokens
-from .coefficients import Coefficients, gd_coefficients
-from .inner_grads import ACTIVATIONS
+from .chunking import ChunkRun
+from .coefficients import Coefficients
+from .engine import RunInputs, Tile, rows_read
+from .inner_grads import chain_errors
 
 
 class Shares(NamedTuple):
@@ -34,47 +35,25 @@ class Shares(NamedTuple):
     anchor: Tensor
 
 
-class Old(NamedTuple):
-    """The list this call began with: keys (G, n, K), and shares in W, S and the anchor (G, n, P)."""
-
-    key: Tensor
-    weight: Tensor
-    momentum: Tensor | None
-    anchor: Tensor
-
-
-def run_grid(tokens, tokens_to_boundary: int, W: list[Tensor], S: list[Tensor], A: list[Tensor], spec: MemorySpec):
-    """As `scan.run_grid`; the first of the maps is the list, (B, H, N, P)."""
-    B, T = tokens.raw_key.shape[0], tokens.raw_key.shape[1] - (spec.window - 1)
-    dtype, opened = tokens.raw_key.dtype, tokens.pairs
-    shapes = [w.shape for w in W]
-    W, S, A = ([x.to(dtype).flatten(0, 1) for x in xs] for xs in (W, S, A))
-    offset = None if opened.offset is None else opened.offset.to(dtype).repeat(B)[:, None, None]  # G 1 1
-    value = spec.target(tokens.raw_value, tokens.raw_key)
+def run_list(tokens, runs: list[ChunkRun], value: Tensor, W, S, A, W0, spec: MemorySpec, ends_on_grid: bool):
+    """As `tokens._run_matrices`; the first of the maps is the list, (G, N, P)."""
+    opened = tokens.pairs
+    batch = tokens.raw_key.shape[0]
+    offset = None if opened.offset is None else opened.offset.to(value.dtype).repeat(batch)[:, None, None]  # G 1 1
 
     def begun(share: Tensor) -> Tensor:
         return share[:, : opened.seen]
 
     key = opened.key.transpose(1, 2).flatten(0, 1)
-    old = Old(begun(key), begun(W[0]), begun(S[0]) if S else None, begun(A[0]))
-    W0 = [w.flatten(0, 1) for w in tokens.start]
+    old = Pairs(begun(key), begun(W[0]), begun(S[0]) if S else None, begun(A[0]))
     run = _Run(spec, old, offset, W[1:], S[1:], A[1:], W0, momentum=bool(S))
-    outputs = [run.run(chunks, tokens, value) for chunks in cut(T, tokens_to_boundary, spec)]
-    on_grid = not spec.depends_on_chunking or (T - tokens_to_boundary) % spec.chunk_size == 0
-    if on_grid:
+    outputs = [run.run(tokens.run_inputs(chunks, value, spec)) for chunks in runs]
+    if ends_on_grid:
         run.move_anchor()
     places = torch.tensor([opened.place + start + e for start, E in run.placed for e in range(E)], device=key.device)
     weight, momentum, anchor = run.lists(W[0].shape[1], places)
-    y = None
-    if tokens.query is not None:
-        y = torch.cat([from_tiles(x, B) for x in outputs if x is not None], 1)
-        y = y + tokens.query if spec.has_residual else y
-
-    def unflatten(xs: list[Tensor]) -> list[Tensor]:
-        return [x.reshape(shape) for x, shape in zip(xs, shapes)]
-
-    final = unflatten([weight, *run.W])
-    return y, final, unflatten([*momentum, *run.S]), final if on_grid else unflatten([anchor, *run.A])
+    W = [weight, *run.W]
+    return outputs, W, [*momentum, *run.S], W if ends_on_grid else [anchor, *run.A]
 
 
 class _Run:
@@ -83,7 +62,7 @@ class _Run:
     `share` begins with what is left of the old list's shares: of its W, its S (where there is one) and its anchor.
     """
 
-    def __init__(self, spec: MemorySpec, old: Old, offset: Tensor | None, W, S, A, W0, momentum: bool):
+    def __init__(self, spec: MemorySpec, old: Pairs, offset: Tensor | None, W, S, A, W0, momentum: bool):
         self.spec, self.old, self.offset, self.W, self.S, self.A, self.W0 = spec, old, offset, W, S, A, W0
         self.blocks: list[tuple[Tensor, Tensor]] = []  # keys (G, E, K) and pushes (G, E, P) of each tile
         self.placed: list[tuple[int, int]] = []  # first entry of each tile, and how many
@@ -93,35 +72,25 @@ class _Run:
     def move_anchor(self) -> None:
         self.A, self.share = self.W, self.share._replace(anchor=self.share.weight)
 
-    def run(self, chunks: ChunkRun, tokens, value: Tensor) -> Tensor | None:
+    def run(self, given: RunInputs) -> Tensor | None:
         """Write and read the tokens of a run: y (N, G, L, V)."""
-        c = self.spec.window
-        tiled, valid, window = tokens.tiled(chunks, self.spec)
-        assert tiled.strength is not None
-        coefficients = gd_coefficients(tiled.strength, tiled.momentum, tiled.retain, valid, window)
-        keys, values = to_window_tokens(tokens.lifted_key, chunks, c), to_window_tokens(value, chunks, c)
-        queries = None if tokens.lifted_query is None else to_tiles(tokens.lifted_query, chunks).unbind(0)
-        per_tile = zip(keys.unbind(0), values.unbind(0), *(x.unbind(0) for x in coefficients))
-        outputs = []
-        for i, (k, v, *co) in enumerate(per_tile):
+        chunks, outputs = given.chunks, []
+        queries = itertools.repeat(None) if given.q is None else given.q.unbind(0)
+        per_tile = zip(queries, given.k.unbind(0), given.v.unbind(0), *(x.unbind(0) for x in given.coefficients))
+        for i, (q, k, v, *co) in enumerate(per_tile):
             if chunks.fresh and i % chunks.period == 0:
                 self.move_anchor()
-            q = None if queries is None else queries[i]
-            outputs.append(self.tile(q, k, v, Coefficients(*co)))
+            outputs.append(self.tile(chunks, q, k, v, Coefficients(*co)))
             self.placed.append((chunks.start + i * chunks.length, k.shape[1]))
-        return None if queries is None else torch.stack(outputs)
+        return None if given.q is None else torch.stack(outputs)
 
-    def tile(self, q: Tensor | None, k: Tensor, v: Tensor, co: Coefficients):
+    def tile(self, chunks: ChunkRun, q: Tensor | None, k: Tensor, v: Tensor, co: Coefficients):
         blocks = [x for block in self.blocks for x in block]
         matrices = [*self.W, *self.S, *self.A, *self.W0]
-        function = functools.partial(_tile, self.spec, len(self.W), len(self.S), len(self.W0))
-        tensors = (q, k, v, self.offset, *co, *self.share, *self.old, *matrices, *blocks)
-        if (
-            torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        ):  # a compiler chooses for itself what to recompute
-            y, push, *matrices = recomputed(function, *tensors)
-        else:
-            y, push, *matrices = function(*tensors)
+        function = functools.partial(_tile, self.spec, chunks, len(self.W), len(self.S), len(self.W0))
+        tensors = (q, k, v, self.offset, *co, *self.share, *vars(self.old).values(), *matrices, *blocks)
+        again = torch.is_grad_enabled() and not torch.compiler.is_compiling()  # a compiler chooses what to recompute
+        y, push, *matrices = recomputed(function, *tensors) if again else function(*tensors)
         self.W, self.S = matrices[: len(self.W)], matrices[len(self.W) :]
         self.blocks.append((k, push))
         beta, f, m = co.beta[:, -1:], co.f[:, -1:], co.m.unsqueeze(-1)
@@ -147,16 +116,16 @@ class _Run:
         return listed, [] if momentum is None else [of(momentum)], listed if anchor is weight else of(anchor)
 
 
-def _mix(old: Old, share: Tensor) -> Tensor:
+def _mix(old: Pairs, share: Tensor) -> Tensor:
     """What is left of the old list under these shares: (G, n, P)."""
     w, s, a = share[:, :3, None].split(1, 1)  # G 1 1
     total = w * old.weight + a * old.anchor
     return total if old.momentum is None else total + s * old.momentum
 
 
-def _tile(spec: MemorySpec, maps: int, momenta: int, starts: int, q, k, v, offset, *tensors):
+def _tile(spec: MemorySpec, chunks: ChunkRun, maps: int, momenta: int, starts: int, q, k, v, offset, *tensors):
     """One tile: pushes of its window tokens, reads of its tokens, matrices at its end. Returns y, pushes, W, S."""
-    co, share, old = Coefficients(*tensors[:5]), Shares(*tensors[5:8]), Old(*tensors[8:12])
+    co, share, old = Coefficients(*tensors[:5]), Shares(*tensors[5:8]), Pairs(*tensors[8:12])
     W, S, A, W0, blocks = _parts(tensors[12:], maps, momenta, maps, starts)
     keys = torch.cat(blocks[::2], 1) if blocks else None
     pushes = torch.cat(blocks[1::2], 1) if blocks else None
@@ -169,24 +138,13 @@ def _tile(spec: MemorySpec, maps: int, momenta: int, starts: int, q, k, v, offse
         d, uses = kv_errors(spec, z, v, A)
     else:
         d, uses = spec.loss.error(None, F.pad(v, (0, 1), value=1.0) if spec.normalize else v), []
-    y = None
+    z = None
     if q is not None:
-        rows = slice(0, -1) if spec.read == "before" else slice(1, None)
+        rows = rows_read(spec)
         C, beta, f = co.C[:, rows], co.beta[:, rows, None], co.f[:, rows, None]
         z = normalized(spec, _first_map(spec, q, k, -d, C, beta, f, offset, share, old, keys, pushes))
-
-        def fast(i: int, x: Tensor) -> Tensor:
-            if i == 0:
-                return z
-            a, e = uses[i - 1]
-            total = decayed(x @ W[i - 1], x @ W0[i - 1] if W0 else None, beta) - (C * (x @ a.mT)) @ e
-            return total + f * (x @ S[i - 1]) if S else total
-
-        y = spec.network.forward(q, fast)
-    last, beta, f, n, m = co.C[:, -1, :, None], co.beta[:, -1, None, None], co.f[:, -1, None, None], co.n, co.m
-    kept = [decayed(w, W0[i] if W0 else None, beta) for i, w in enumerate(W)]
-    W_end = [w + (f * S[i] if S else 0.0) - (last * a).mT @ e for i, (w, (a, e)) in enumerate(zip(kept, uses))]
-    S_end = [m[:, None, None] * s - (n.unsqueeze(-1) * a).mT @ e for s, (a, e) in zip(S, uses)]
+    tile = Tile(spec, chunks, None, q, k, v, None, None, co, list(W), list(S), list(A), W0)
+    y, W_end, S_end = tile.linear([[use] for use in uses], listed=z)
     return y, -d, *W_end, *S_end
 
 
@@ -196,7 +154,7 @@ def _parts(tensors: tuple, *sizes: int) -> list[tuple]:
     return [*(tensors[lo:hi] for lo, hi in itertools.pairwise(ends)), tensors[ends[-1] :]]
 
 
-def _first_map(spec, q, k, push, C, beta, f, offset, share: Shares, old: Old, keys, pushes) -> Tensor:
+def _first_map(spec, q, k, push, C, beta, f, offset, share: Shares, old: Pairs, keys, pushes) -> Tensor:
     """The list at each of the tile's tokens: (G, L, P). C, beta and f are of the rows that are read."""
     L, E = C.shape[1:]
     age = torch.arange(L, device=q.device).unsqueeze(-1) - (torch.arange(E, device=q.device) - (spec.window - 1))
@@ -234,15 +192,5 @@ def _first_map(spec, q, k, push, C, beta, f, offset, share: Shares, old: Old, ke
 
 def kv_errors(spec: MemorySpec, z: Tensor, v: Tensor, A) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
     """Errors (G, E, P) at the outputs z of the first map, and for each matrix its inputs and errors."""
-    inputs, pulls, x = [], [], z
-    for a in A:
-        u, pull = ACTIVATIONS["gelu"]([x])
-        inputs.append(u)
-        pulls.append(pull)
-        x = u @ a
-    d = spec.loss.error(x, v)
-    uses = []
-    for u, pull, a in zip(reversed(inputs), reversed(pulls), reversed(A)):
-        uses.insert(0, (u, d))
-        (d,) = pull(d @ a.mT)
-    return d, uses
+    ((_, d),), *uses = chain_errors(spec, z, v, [z, *A], listed=z)
+    return d, [use for (use,) in uses]

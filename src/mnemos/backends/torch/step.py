@@ -6,20 +6,24 @@ B batch, H heads, G = B x H, c window, F lifted key dim, V value dim.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from ...memory.retention import decayed
+from ...memory.rules import Roles
 from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState, common_chunk_offset
+from ...nn.checkpoint import in_full_precision
 from .inner_grads import errors_at_anchor
 from .windowed import windowed_step
 
 Write = Callable[..., tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]]
 
 
+@in_full_precision  # one token is no work for low precision
 def step(
     q,
     k,
@@ -30,14 +34,9 @@ def step(
     features,
     mask,
     write: Write | None = None,
-    inplace: bool = False,
+    inplace=False,
 ) -> tuple[Tensor, MemoryState]:
     """`mnemos.memory.step` of checked arguments. write: a kernel for `_write_and_read`; inplace: it writes into the state."""
-    with torch.autocast(k.device.type, enabled=False):  # one token is no work for low precision
-        return _step(q, k, v, gates, state, spec, features, mask, write or _write_and_read, inplace)
-
-
-def _step(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask, write: Write, inplace: bool):
     out_dtype = v.dtype
     dtype = torch.promote_types(torch.promote_types(k.dtype, out_dtype), state.dtype)
     q, k, v = q.to(dtype), k.to(dtype), spec.loss_value(v.to(dtype), gates)
@@ -54,61 +53,38 @@ def _step(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features,
     elif features is not None:
         lifted_k, lifted_q = features(torch.cat((k, q), 1)).split((k.shape[1], 1), 1)
     window_tokens, query = (_heads_first(lifted_k), _heads_first(target)), _heads_first(lifted_q)
-    weight = None if gate is None else gate.transpose(1, 2).reshape(-1, spec.window, 1)  # G c 1
+    roles = spec.update_rule.roles(gates, spec).map(lambda x: x.to(dtype).reshape(-1, 1, 1))  # B 1 H -> G 1 1
+    gate = None if gate is None else gate.transpose(1, 2).reshape(-1, spec.window, 1)  # G c 1
     lag = gates.lag_weights(spec.window, dtype)
-    if lag is not None:
-        lag = lag.flip(-1).reshape(-1, spec.window, 1)  # oldest first, as the window tokens are
-        weight = lag if weight is None else weight * lag
-    y, weights, momentum, anchor = write(query, window_tokens, weight, gates, state, spec, dtype)
+    lag = None if lag is None else lag.flip(-1).reshape(-1, spec.window, 1)  # oldest first, as the window tokens are
+    factors = [x for x in (gate, lag, roles.strength) if x is not None]
+    weight = functools.reduce(torch.mul, factors) if factors else None
+    y, weights, momentum, anchor = (write or _write_and_read)(query, window_tokens, weight, roles, state, spec, dtype)
     y = y.reshape(*q.shape[:3], -1)
     y = y + q if spec.has_residual else y
 
-    final = after_token(state, weights, momentum, anchor, window, inplace)
+    final = state.after_token(weights, momentum, anchor, window, inplace)
     if mask is not None:
         y, final = _skip_rows(y, final, state, mask.squeeze(1))
     return y.to(out_dtype), final
-
-
-def after_token(state: MemoryState, weights, momentum, anchor, window, inplace: bool) -> MemoryState:
-    """The state with these matrices and window buffers, one token later. inplace: an anchor of its own may be written into."""
-    position = state.position + 1
-    chunk_offset = _next_chunk_offset(state, position, state.spec)
-    anchor = _next_anchor(chunk_offset, position, weights, anchor, state.spec, inplace)
-    return MemoryState(
-        state.spec,
-        weights,
-        momentum,
-        anchor,
-        *window,
-        position=position,
-        chunk_offset=chunk_offset,
-        conv=state.conv,
-        inplace=state.inplace,
-        own=inplace,
-        start=[w.to(weights[0].dtype) for w in state.start],
-        start_from_file=state.start_from_file,
-    )
 
 
 def _heads_first(x: Tensor) -> Tensor:  # B c H D -> G c D
     return x.transpose(1, 2).reshape(-1, x.shape[1], x.shape[3])
 
 
-def _write_and_read(query: Tensor, window_tokens, weight: Tensor | None, gates: Gates, state: MemoryState, spec, dtype):
+def _write_and_read(query: Tensor, window_tokens, weight: Tensor | None, roles: Roles, state: MemoryState, spec, dtype):
     """y (G, 1, V), and weights, momentum and anchor after the token; the anchor is the one that was used."""
     shapes = [w.shape for w in state.weights]
     # contiguous: initial weights that rows share are copied once, not at each token
     anchor = [a.to(dtype).contiguous() for a in state.anchor]
     W, S, A = ([x.to(dtype).flatten(0, 1) for x in xs] for xs in (state.weights, state.momentum, anchor))
-    roles = spec.update_rule.roles(gates, spec).map(lambda x: x.to(dtype).reshape(-1, 1, 1))  # B 1 H -> G 1 1
     retained = None
     if spec.decay_first or spec.commits or state.start:
         retained = W if roles.retain is None else _retained(W, state, roles.retain)
     if spec.anchor == "token":
         A = retained if spec.decay_first else W
     assert A is not None
-    if roles.strength is not None:
-        weight = roles.strength if weight is None else roles.strength * weight
     uses = errors_at_anchor(spec, *window_tokens, A, recompute=True)
 
     def accumulate(S: list[Tensor]) -> list[Tensor]:
@@ -174,54 +150,14 @@ def _commit(
     return [commit(w, s, rate, spec) for w, s in zip(retained, moved)]
 
 
-def _next_chunk_offset(state: MemoryState, position: Tensor, spec: MemorySpec) -> int | None:
-    if state.chunk_offset is None:
-        return common_chunk_offset(position, spec)
-    return (state.chunk_offset + 1) % spec.chunk_size
-
-
-def _next_anchor(
-    chunk_offset: int | None, position: Tensor, W: list[Tensor], A: list[Tensor], spec: MemorySpec, inplace: bool
-) -> list[Tensor]:
-    """The anchor after the token: the new weights where a chunk has just ended."""
-    if spec.anchor == "token" or chunk_offset == 0:
-        return list(W)
-    if chunk_offset is not None:
-        return A
-    if inplace:
-        for row, t in enumerate(position.tolist()):
-            if t % spec.chunk_size == 0:
-                for w, a in zip(W, A):
-                    a[row] = w[row]
-        return A
-    ended = (position % spec.chunk_size == 0).reshape(-1, 1, 1, 1)
-    return [torch.where(ended, w, a) for w, a in zip(W, A)]
-
-
 def _skip_rows(y: Tensor, new: MemoryState, old: MemoryState, keep: Tensor) -> tuple[Tensor, MemoryState]:
     """Rows whose token is masked stay as they were, and read 0."""
 
     def choose(a: Tensor, b: Tensor) -> Tensor:
         return torch.where(keep.reshape(-1, *(1,) * (a.dim() - 1)), a, b.to(a.dtype))
 
-    def all_of(a: list[Tensor], b: list[Tensor]) -> list[Tensor]:
-        return [choose(x, z) for x, z in zip(a, b)]
-
-    position = choose(new.position, old.position)
-    chunk_offset = common_chunk_offset(position, new.spec)
-    weights = all_of(new.weights, old.weights)
-    final = MemoryState(
-        spec=new.spec,
-        weights=weights,
-        momentum=all_of(new.momentum, old.momentum),
-        anchor=list(weights) if new.spec.anchor == "token" or chunk_offset == 0 else all_of(new.anchor, old.anchor),
-        window_key=choose(new.window_key, old.window_key),
-        window_value=choose(new.window_value, old.window_value),
-        window_gate=choose(new.window_gate, old.window_gate),
-        position=position,
-        chunk_offset=chunk_offset,
-        conv=old.conv,
-        start=new.start,
-        start_from_file=new.start_from_file,
-    )
+    final = new.map(choose, old)
+    final.chunk_offset, final.conv, final.start = common_chunk_offset(final.position, new.spec), old.conv, new.start
+    if final.chunk_offset == 0 or new.spec.anchor == "token":
+        final.anchor = list(final.weights)
     return choose(y, torch.zeros_like(y)), final

@@ -1,4 +1,4 @@
-"""A sequence as engines take it: types widened, window buffers in front, keys and queries lifted, lags folded.
+"""A sequence as engines take it: types widened, window buffers in front, keys and queries lifted, lags folded; and its run, chunk by chunk.
 
 B batch, T time, H heads, K key dim, V value dim, F lifted key dim, c window.
 """
@@ -6,6 +6,7 @@ B batch, T time, H heads, K key dim, V value dim, F lifted key dim, c window.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,10 +17,11 @@ from ...memory.kv_memory import Pairs
 from ...memory.rules import Roles
 from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState
-from .chunking import ChunkRun, to_tiles, to_window_tokens
-from .coefficients import window_matrix
-from .engine import Engine
-from .windowed import window_weights
+from . import kv_scan
+from .chunking import ChunkRun, cut, from_tiles, to_tiles, to_window_tokens
+from .coefficients import committed_coefficients, gd_coefficients, window_matrix
+from .engine import Engine, RunInputs
+from .windowed import window_weights, windowed_coefficients
 
 
 @dataclass
@@ -34,12 +36,6 @@ class Opened:
     place: int
     seen: int
     offset: Tensor | None
-
-    def part(self, start: int, c: int) -> Opened:
-        if start == 0:
-            return self
-        place = self.place + start
-        return dataclasses.replace(self, place=place, seen=place + c - 1)
 
 
 @dataclass
@@ -58,37 +54,54 @@ class Tokens:
     valid: Tensor | None = None  # B T, 1 or 0
     pairs: Opened | None = None  # with features "exp"
 
-    def part(self, start: int, stop: int, c: int) -> Tokens:
-        def tokens(x: Tensor | None) -> Tensor | None:
-            return None if x is None else x[:, start:stop]
+    def map(self, timed: Callable[[Tensor], Tensor], window: Callable[[Tensor], Tensor]) -> Tokens:
+        """Functions of the tensors with an entry per token, and of those that have the c-1 tokens before the first too."""
 
-        def window_tokens(x: Tensor) -> Tensor:
-            return x[:, start : stop + c - 1]
+        def optional(x: Tensor | None) -> Tensor | None:
+            return None if x is None else timed(x)
 
-        return Tokens(
-            tokens(self.query),
-            tokens(self.lifted_query),
-            window_tokens(self.raw_key),
-            window_tokens(self.raw_value),
-            window_tokens(self.lifted_key),
-            window_tokens(self.gate),
-            self.roles.map(lambda x: x[:, start:stop]),
-            self.engine,
-            self.start,
-            tokens(self.valid),
-            None if self.pairs is None else self.pairs.part(start, c),
+        return dataclasses.replace(
+            self,
+            query=optional(self.query),
+            lifted_query=optional(self.lifted_query),
+            raw_key=window(self.raw_key),
+            raw_value=window(self.raw_value),
+            lifted_key=window(self.lifted_key),
+            gate=window(self.gate),
+            roles=self.roles.map(timed),
+            valid=optional(self.valid),
         )
 
-    def tiled(self, chunks: ChunkRun, spec: MemorySpec) -> tuple[Roles, Tensor | None, Tensor]:
-        """Roles (N, G, L, ...), valid (N, G, L) and the window matrix of the tokens of a run, or the window's weights (N, G, L, c)."""
+    def part(self, start: int, stop: int, c: int) -> Tokens:
+        part = self.map(lambda x: x[:, start:stop], lambda x: x[:, start : stop + c - 1])
+        if start and self.pairs is not None:
+            place = self.pairs.place + start
+            part.pairs = dataclasses.replace(self.pairs, place=place, seen=place + c - 1)
+        return part
+
+    def run_inputs(self, chunks: ChunkRun, value: Tensor, spec: MemorySpec) -> RunInputs:
+        """The tokens of a run in tiles, with the coefficients of the rule. value: `raw_value`, as the network is trained on it."""
         c, roles, valid = spec.window, self.roles.map(lambda x: to_tiles(x, chunks)), None
         if self.valid is not None:
             valid = self.valid.unsqueeze(-1).expand(*self.valid.shape, self.gate.shape[2])
             valid = to_tiles(valid.to(self.gate.dtype), chunks)
-        gate = to_window_tokens(self.gate, chunks, c)
+        gate, products = to_window_tokens(self.gate, chunks, c), self.engine.decay_products
         if spec.windowed:
-            return roles, valid, window_weights(gate, roles, c)
-        return roles, valid, window_matrix(gate, roles.lag, chunks.stride, c)
+            coefficients = windowed_coefficients(roles, valid, window_weights(gate, roles, c), products)
+        else:
+            window = window_matrix(gate, roles.lag, chunks.stride, c)
+            kept = roles.momentum, roles.retain
+            if spec.commits:
+                valid = window.new_ones(window.shape[:3]) if valid is None else valid
+                if roles.strength is not None:
+                    window = roles.strength * window if c == 1 else roles.strength.unsqueeze(-1) * window
+                coefficients = committed_coefficients(*kept, valid, window, products, spec.nesterov)
+            else:
+                assert roles.strength is not None
+                coefficients = gd_coefficients(roles.strength, *kept, valid, window, products)
+        q = None if self.lifted_query is None else to_tiles(self.lifted_query, chunks)
+        k, v = (to_window_tokens(x, chunks, c) for x in (self.lifted_key, value))
+        return RunInputs(chunks, q, k, v, coefficients, roles.rate, roles.retain)
 
 
 def prepare(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, engine: Engine) -> Tokens:
@@ -172,3 +185,51 @@ def close_pairs(
         anchor=weight if A[0] is W[0] else share(A[0]),
     )
     return [W[1:], S[1:], A[1:]], pairs
+
+
+def run_grid(
+    tokens: Tokens, tokens_to_boundary: int, W: list[Tensor], S: list[Tensor], A: list[Tensor], spec: MemorySpec
+):
+    """Tokens from a known place on the chunk grid: the first `tokens_to_boundary` of them at the anchor A. Returns y, W, S, A."""
+    B, n = tokens.raw_key.shape[0], tokens.raw_key.shape[1] - (spec.window - 1)
+    dtype, shapes = tokens.raw_key.dtype, [w.shape for w in W]
+    W, S, A, W0 = ([x.to(dtype).flatten(0, 1) for x in xs] for xs in (W, S, A, tokens.start))
+    runs = cut(n, tokens_to_boundary, spec, together=tokens.engine.joins_chunks)
+    ends_on_grid = not spec.depends_on_chunking or (n - tokens_to_boundary) % spec.chunk_size == 0
+    value = spec.target(tokens.raw_value, tokens.raw_key)
+    run = _run_matrices if tokens.pairs is None else kv_scan.run_list
+    outputs, W, S, A = run(tokens, runs, value, W, S, A, W0, spec, ends_on_grid)
+    y = None
+    if tokens.query is not None:
+        y = torch.cat([from_tiles(x, B) for x in outputs], 1) if len(outputs) > 1 else from_tiles(outputs[0], B)
+        y = y + tokens.query if spec.has_residual else y
+
+    def unflatten(xs: list[Tensor]) -> list[Tensor]:
+        return [x.reshape(*shape[:2], *x.shape[1:]) for x, shape in zip(xs, shapes)]
+
+    final = unflatten(W)
+    return y, final, unflatten(S), final if A is W else unflatten(A)
+
+
+def _run_matrices(
+    tokens: Tokens, runs: list[ChunkRun], value: Tensor, W, S, A, W0, spec: MemorySpec, ends_on_grid: bool
+):
+    """The runs of a memory whose maps are matrices, (G, d_in, d_out) each: y of each run, and W, S and A at the end."""
+    engine = tokens.engine
+    state, start = engine.open(spec, W, S), engine.open(spec, W0, []) if W0 else None
+    anchor = None if runs[0].fresh else engine.open(spec, A, [])
+    outputs, moved = [], False
+    for chunks in runs:
+        if chunks.fresh:
+            anchor, moved = state, True
+        given = tokens.run_inputs(chunks, value, spec)
+        y, state = engine.run(
+            spec, given, state, anchor, None if given.retain is None else start
+        )  # else nothing decays
+        outputs.append(y)
+    W, S = engine.close(spec, state)
+    if ends_on_grid:
+        A = W
+    elif moved:
+        A = engine.close(spec, anchor)[0]
+    return outputs, W, S, A

@@ -12,7 +12,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...memory.retention import decayed
 from ...memory.rules import Roles
 from ...memory.spec import MemorySpec
 from .coefficients import Coefficients, Products, gd_coefficients
@@ -65,24 +64,6 @@ class WindowSteps:
         weighted = (C[..., None, None] * self.M).flatten(1)
         between = weighted.new_zeros(len(weighted), n * n).index_add(1, places.flatten(), weighted)
         return matmul(self.a.mT, matmul(between.view(-1, n, n), self.d))
-
-
-def windowed_tile(spec: MemorySpec, matmul, q: Tensor | None, co: Coefficients, W: list[Tensor], W0, uses: list[Use]):
-    """One tile: reads of its tokens and weights at its end. q: (G, L, D) or None. W0: what weights decay towards, [] for 0."""
-    steps = [WindowSteps(spec, use, co.n) for use in uses]
-    y = None
-    if q is not None:
-        rows = slice(0, -1) if spec.read == "before" else slice(1, None)
-        C, beta = co.C[:, rows], co.beta[:, rows, None]
-
-        def fast(i: int, x: Tensor) -> Tensor:
-            kept = decayed(matmul(x, W[i]), matmul(x, W0[i]) if W0 else None, beta)
-            return kept + steps[i].read(x, C, matmul)
-
-        y = spec.network.forward(q, fast)
-    beta, last = co.beta[:, -1, None, None], co.C[:, -1]
-    kept = [decayed(w, w0, beta) for w, w0 in zip(W, W0 or [None] * len(W))]
-    return y, [w + step.total(last, matmul) for w, step in zip(kept, steps)], []
 
 
 def windowed_step(spec: MemorySpec, use: Use, weight: Tensor, rate: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""Huber losses (Miras, eqs. 14 to 16): quadratic for small residuals r = output - value, linear for large ones.
+"""Inner losses of Miras: Huber (eqs. 14 to 16), quadratic for small residuals r = output - value and linear for large ones, and lp (10, 11).
 
-Each takes its threshold delta_t per token (`Gates.threshold`), as the last channel of the value. B tokens, V value dim.
+Huber losses take their threshold delta_t per token (`Gates.threshold`), as the last channel of the value.
 """
 
 from __future__ import annotations
@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from .losses import InnerLoss, register_loss
-from .smooth import smooth_abs, smooth_sign
+
+EPSILON = 1e-6
+MAX_P = 8.0
+
+
+def smooth_abs(x: Tensor) -> Tensor:
+    """sqrt(x² + ε): the outer gradient needs second derivatives of the inner loss."""
+    return (x.square() + EPSILON).sqrt()
 
 
 class ThresholdLoss(InnerLoss):
@@ -23,10 +30,11 @@ class ThresholdLoss(InnerLoss):
             raise ValueError(f"objective={self.name!r} needs delta > 0, not {delta}")
         self.initial_threshold = delta
 
-    def residual(self, output: Tensor | None, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Residuals (..., V) and thresholds (..., 1), of outputs (..., V) and values (..., V + 1)."""
+    def residual(self, output: Tensor | None, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Residuals (..., V), thresholds and squared norms (..., 1), of outputs (..., V) and values (..., V + 1)."""
         assert output is not None
-        return output - value[..., :-1], value[..., -1:]
+        r = output - value[..., :-1]
+        return r, value[..., -1:], r.square().sum(-1, keepdim=True)
 
 
 @register_loss
@@ -42,13 +50,18 @@ class Huber(ThresholdLoss):
     description = "Huber, per coordinate"
 
     def loss(self, output: Tensor, value: Tensor) -> Tensor:
-        r, delta = self.residual(output, value)
+        r, delta, _ = self.residual(output, value)
         clipped = r.clamp(-delta, delta)
         return (clipped * (r - 0.5 * clipped)).sum(-1)
 
     def error(self, output: Tensor | None, value: Tensor) -> Tensor:
-        r, delta = self.residual(output, value)
+        r, delta, _ = self.residual(output, value)
         return r.clamp(-delta, delta)
+
+
+def _norm(squared: Tensor, far: Tensor) -> Tensor:
+    """The norm where it is `far`, else 1: the root has no gradient at 0."""
+    return torch.where(far, squared, torch.ones_like(squared)).sqrt()
 
 
 @register_loss
@@ -63,18 +76,14 @@ class HuberNorm(ThresholdLoss):
     description = "Huber, on the norm"
 
     def loss(self, output: Tensor, value: Tensor) -> Tensor:
-        r, delta = self.residual(output, value)
-        squared = r.square().sum(-1, keepdim=True)
+        _, delta, squared = self.residual(output, value)
         far = squared > delta.square()
-        norm = torch.where(far, squared, torch.ones_like(squared)).sqrt()  # the root has no gradient at 0
-        return torch.where(far, delta * (norm - 0.5 * delta), 0.5 * squared).squeeze(-1)
+        return torch.where(far, delta * (_norm(squared, far) - 0.5 * delta), 0.5 * squared).squeeze(-1)
 
     def error(self, output: Tensor | None, value: Tensor) -> Tensor:
-        r, delta = self.residual(output, value)
-        squared = r.square().sum(-1, keepdim=True)
+        r, delta, squared = self.residual(output, value)
         far = squared > delta.square()
-        norm = torch.where(far, squared, torch.ones_like(squared)).sqrt()
-        return torch.where(far, delta * r / norm, r)
+        return torch.where(far, delta * r / _norm(squared, far), r)
 
 
 @register_loss
@@ -90,12 +99,39 @@ class HuberSwitch(ThresholdLoss):
     description = "Huber (L2 or L1 by the norm)"
 
     def loss(self, output: Tensor, value: Tensor) -> Tensor:
-        r, delta = self.residual(output, value)
-        squared = r.square().sum(-1, keepdim=True)
+        r, delta, squared = self.residual(output, value)
         absolute = smooth_abs(r).sum(-1, keepdim=True)
         return torch.where(squared > delta.square(), delta * absolute, 0.5 * squared).squeeze(-1)
 
     def error(self, output: Tensor | None, value: Tensor) -> Tensor:
-        r, delta = self.residual(output, value)
-        far = r.square().sum(-1, keepdim=True) > delta.square()
-        return torch.where(far, delta * smooth_sign(r), r)
+        r, delta, squared = self.residual(output, value)
+        return torch.where(squared > delta.square(), delta * (r / smooth_abs(r)), r)
+
+
+@register_loss
+class Lp(InnerLoss):
+    """Moneta's: 1/p Σ |output - value|^p with a smooth |x|. The gradient is |r|^(p-1) sign(r), without the factor p.
+
+    >>> Lp(p=3).error(torch.tensor([[2.0, -0.5]]), torch.zeros(1, 2))
+    tensor([[ 4.0000, -0.2500]])
+    """
+
+    name = "lp"
+    of_difference = True
+
+    def __init__(self, p: float = 3.0):
+        if not 1 <= p <= MAX_P:
+            raise ValueError(f"objective='lp' needs p from 1 to {MAX_P:g}, not {p}")
+        self.p = p
+        self.description = f"L{p:g}"
+
+    def loss(self, output: Tensor, value: Tensor) -> Tensor:
+        return (smooth_abs(output - value) ** self.p).sum(-1) / self.p
+
+    def error(self, output: Tensor | None, value: Tensor) -> Tensor:
+        assert output is not None
+        r = output - value
+        return r * smooth_abs(r) ** (self.p - 2)
+
+    def max_curvature(self, error: float) -> float:
+        return max(1.0, (self.p - 1) * error ** (self.p - 2)) if self.p > 2 else 1.0

@@ -1,0 +1,199 @@
+"""`mnemos serve` beside the bare model: overhead, batches, first tokens, others' long prompts, idle sessions, start-up.
+
+The server is a process of its own with one thread of torch; the bare model runs here, with one thread too, in turn with the server.
+
+python benchmarks/serving.py [--preset titans-mag] [--tokens 200] [--rounds 5] [--idle 200] [--prompt 100000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness import machine, median, table
+from mnemos.models import MnemosForCausalLM, presets
+
+SESSIONS = 16
+TURN = "and where is it now?"  # 20 tokens
+
+
+class Client:
+    """Requests over raw sockets: the client shares the machine, so it does as little as it can."""
+
+    def __init__(self, port: int):
+        self.port = port
+
+    async def post(self, path: str, body: dict[str, Any]) -> list[float]:
+        """Times at which pieces of the answer arrived, after the request was sent, in seconds; one per event of a stream."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=2**24)
+        data = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        started = time.perf_counter()
+        writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        times, status = [], await reader.readline()
+        assert b" 200 " in status, status + await reader.read()
+        async for line in reader:
+            if (line.startswith(b"data: {") and b'"text":""' not in line) or not body.get("stream"):
+                times.append(time.perf_counter() - started)
+        writer.close()
+        return times
+
+    def stream(self, count: int, **fields: Any) -> Any:
+        body = {"prompt": TURN, "max_tokens": count, "temperature": 0, "stream": True, "logprobs": 0} | fields
+        return self.post("/v1/completions", body)
+
+
+def resident(pid: int) -> float:
+    """Megabytes."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 2**20
+
+
+def start(folder: str, store: str) -> tuple[subprocess.Popen, int, float]:
+    """A server, its port, and the seconds until it listened."""
+    words = [sys.executable, "-m", "mnemos", "serve", folder, "--port", "0", "--store", store, "--threads", "1"]
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        [*words, "--warm", "60M"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    return process, int(line.rstrip("/\n").rpartition(":")[2]), time.perf_counter() - began
+
+
+def bare(model: MnemosForCausalLM, rows: int, count: int) -> float:
+    """Seconds per step of transformers' generate."""
+    ids = torch.tensor([list(TURN.encode())]).expand(rows, -1)
+
+    def seconds(tokens: int) -> float:
+        began = time.perf_counter()
+        model.generate(ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
+        return time.perf_counter() - began
+
+    return (seconds(count) - seconds(1)) / (count - 1)
+
+
+async def one_stream(client: Client, count: int) -> float:
+    """Seconds per token of one stream."""
+    times = await client.stream(count)
+    return (times[-1] - times[0]) / (len(times) - 1)
+
+
+async def many_streams(client: Client, count: int) -> float:
+    """Tokens per second of sessions that answer at the same time, each at another position."""
+    began = time.perf_counter()
+    found = await asyncio.gather(*(client.stream(count, session=f"many-{i}") for i in range(SESSIONS)))
+    assert len(found) == SESSIONS
+    return SESSIONS * count / (time.perf_counter() - began)
+
+
+async def gaps(client: Client, count: int, prompt: int) -> tuple[float, float, float, float]:
+    """Seconds between tokens of a stream, alone and while somebody's long prompt is read: medians and 99th percentiles."""
+    quiet = await client.stream(count)
+    stream = asyncio.create_task(client.stream(4 * count))
+    long = asyncio.create_task(client.post("/v1/completions", {"prompt": "x" * prompt, "max_tokens": 1}))
+    busy = await stream
+    long.cancel()
+    found = []
+    for times in (quiet, busy):
+        between = sorted(b - a for a, b in zip(times[5:], times[6:]))
+        found += [statistics.median(between), between[int(0.99 * len(between))]]
+    return found[0], found[1], found[2], found[3]
+
+
+async def run(client: Client, model: MnemosForCausalLM, pid: int, arguments: argparse.Namespace) -> None:
+    count, rows = arguments.tokens, []
+    bares, streams, batches = [], [], []
+    await one_stream(client, 20)
+    for _ in range(arguments.rounds):
+        bares.append(bare(model, 1, count))
+        streams.append(await one_stream(client, count))
+        batches.append(await many_streams(client, count))
+    overhead = [s / b - 1 for s, b in zip(streams, bares)]
+    ratio = [b * s for b, s in zip(batches, streams)]
+    rows.append(["generate, one row", f"{1e3 * median(bares):.2f} ms a token", ""])
+    rows.append(
+        [
+            "server, one stream",
+            f"{1e3 * median(streams):.2f} ms a token",
+            f"overhead {median(overhead):+.1%} ({min(overhead):+.1%} to {max(overhead):+.1%})",
+        ]
+    )
+    rows.append(
+        [
+            f"server, {SESSIONS} sessions",
+            f"{median(batches):,.0f} tokens/s",
+            f"{median(ratio):.2f} of one stream ({min(ratio):.2f} to {max(ratio):.2f})",
+        ]
+    )
+    firsts = []
+    for _ in range(4 * arguments.rounds):
+        firsts.append((await client.stream(2, session="warm"))[0])
+    rows.append(
+        [
+            "first token of a warm session, turn of 20 tokens",
+            f"{1e3 * median(firsts[2:]):.1f} ms",
+            f"{median(firsts[2:]) / median(streams):.1f} tokens of one stream",
+        ]
+    )
+    quiet, quiet99, busy, busy99 = await gaps(client, count, arguments.prompt)
+    rows.append(
+        [
+            f"between tokens, while a prompt of {arguments.prompt:,} is read",
+            f"median {1e3 * busy:.2f} ms, 99 % {1e3 * busy99:.2f} ms",
+            f"alone {1e3 * quiet:.2f} and {1e3 * quiet99:.2f} ms",
+        ]
+    )
+    before = resident(pid)
+    for i in range(0, arguments.idle, 8):
+        await asyncio.gather(*(client.stream(1, session=f"idle-{j}") for j in range(i, min(i + 8, arguments.idle))))
+    rows.append(
+        [
+            f"{arguments.idle} idle sessions",
+            f"{resident(pid) - before:+.0f} MB of memory",
+            "60 MB of states are kept warm",
+        ]
+    )
+    print(table(["", "", ""], rows))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="titans-mag")
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--idle", type=int, default=200)
+    parser.add_argument("--prompt", type=int, default=100_000)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    print(machine(), "\n", flush=True)
+    model = MnemosForCausalLM(presets.config(arguments.preset, "nano")).eval()
+    model.generation_config.eos_token_id = None
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(f"{folder}/nano")
+        process, port, seconds = start(f"{folder}/nano", f"{folder}/store")
+        try:
+            print(f"start-up: {seconds:.1f} s\n", flush=True)
+            asyncio.run(run(Client(port), model, process.pid, arguments))
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+if __name__ == "__main__":
+    main()

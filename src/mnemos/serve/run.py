@@ -1,0 +1,90 @@
+"""Running the application: uvicorn, signals, and the order of shutting down."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import signal
+import socket
+import sys
+from types import FrameType
+
+import uvicorn
+
+from .app import create_app
+from .service import Service
+
+SWITCH_SECONDS = 0.0005  # the engine's thread waits at most so long for Python's lock
+MAX_HEADER_BYTES = 64 * 2**10
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine alone.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, False)
+    """
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server: at the first signal, new requests get 503 and running answers are finished."""
+
+    service: Service
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.service.is_draining = True
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        self.should_exit = True
+
+
+def serve(service: Service, host: str = "127.0.0.1", port: int = 8000) -> None:
+    """Answer requests until SIGTERM or SIGINT. Port 0 takes any free port, which is printed."""
+    sys.setswitchinterval(SWITCH_SECONDS)
+    listener = _listen(host, port)
+    is_local = is_loopback(host) and not service.keys
+    grace = service.limits.grace_seconds
+    config = uvicorn.Config(
+        create_app(service, is_local=is_local),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        ws="none",
+        lifespan="on",
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=max(1, int(grace)),
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+    )
+    server = Server(config)
+    server.service = service
+    shown = f"[{host}]" if ":" in host else host
+    print(f"{service.name} at http://{shown}:{listener.getsockname()[1]}/", flush=True)
+    service.log.event("started", model=service.name, port=listener.getsockname()[1])
+    try:
+        asyncio.run(server.serve([listener]))
+    finally:
+        listener.close()
+        service.log.event("stopped")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that listens at an address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host.strip("[]"), port))
+        listener.listen(2048)
+    except OSError as wrong:
+        listener.close()
+        reason = wrong.strerror or str(wrong)
+        raise ValueError(f"port {port} of {host} cannot be used: {reason}; choose another --port") from None
+    return listener
