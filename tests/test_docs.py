@@ -297,7 +297,7 @@ UNCLEAR = {
     "says so": "prints a warning",
 }
 RECORDS = {"log.md", "results.md"}  # dated, or made from results
-LONG_LINES = RECORDS | {"architecture.md", "attach.md"}
+LONG_LINES = RECORDS | {"architecture.md", "attach.md", "audit.md", "chat-page.md", "serving.md"}  # several to a line
 
 
 def prose(page: Path) -> list[str]:

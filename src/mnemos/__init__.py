@@ -5,7 +5,6 @@ registers the models with `AutoModelForCausalLM` when both packages are imported
 """
 
 from ._registration import register_models
-
-__version__ = "0.2.0"
+from .version import __version__ as __version__
 
 register_models()

@@ -81,7 +81,7 @@ COMMANDS = {
         ),
         Command(
             "export",
-            "Write the model of a run as a transformers folder.",
+            "Write the model of a run as a transformers folder, with a model card (README.md).",
             "export:export",
         ),
         Command("generate", "Continue a prompt.", "generate:generate"),

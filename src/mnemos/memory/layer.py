@@ -34,7 +34,7 @@ START_TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2}  # relative, of a 
 
 
 class NeuralMemory(nn.Module):
-    """A layer whose memory learns at test time. x (B, T, dim) -> y (B, T, dim), and the state to go on with.
+    """A layer whose memory learns at test time. x (B, T, dim) -> y (B, T, dim), and the state to resume from.
 
     q, k, v projections → causal convolution → SiLU → norm of q, k → memory per head → RMS norm → output gate → projection.
     Takes the fields of `NeuralMemoryConfig` as keywords, or a config (and keywords that override it).

@@ -10,12 +10,12 @@ import math
 import os
 import re
 from collections.abc import Iterable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from ..version import __version__
 from .telemetry import read_metrics
 
 MAX_TEXT = 80  # characters of one value
@@ -106,7 +106,7 @@ def model_card(run: str | os.PathLike, checkpoint: str | os.PathLike, model: Any
         kind="whose memory learns at test time" if model.config.has_memory else "without a memory",
         preset=preset,
         parameters=f"{parameters:,}",
-        version=metadata.version("mnemos"),
+        version=__version__,
         model=_pairs(_model_rows(model, settings["model"], parameters)),
         training=_pairs(_training_rows(config, settings, sources, step, tokens, average, validated)),
         evaluation=_evaluation(run, fingerprint(model)),
