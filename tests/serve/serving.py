@@ -103,17 +103,17 @@ def sse(text: str) -> list[dict]:
 class Zygote:
     """A process with everything imported, from which servers are forked: a new server takes milliseconds."""
 
-    def __init__(self, folder: Path):
-        program = [sys.executable, str(Path(__file__).with_name("zygote.py")), str(folder)]
+    def __init__(self):
+        program = [sys.executable, str(Path(__file__).with_name("zygote.py"))]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
         assert self.process.stdout is not None and self.process.stdin is not None
 
-    def fork(self) -> tuple[int, str]:
-        """A new server: its process id and its address."""
-        self.process.stdin.write("fork\n")
+    def fork(self, folder: Path) -> tuple[int, str]:
+        """A new server of a store: its process id and its address."""
+        self.process.stdin.write(f"fork {folder}\n")
         self.process.stdin.flush()
         pid = int(self.process.stdout.readline())
         url = self.process.stdout.readline().split()[-1]

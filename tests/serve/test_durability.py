@@ -105,55 +105,56 @@ def check(folder, clients: list[Client]) -> None:
     assert set(found) == known, set(found) ^ known
 
 
-def kill_often(folder, kills: int) -> None:
-    zygote = Zygote(folder)
+@pytest.fixture(scope="module")
+def zygote():
+    process = Zygote()
+    yield process
+    process.close()
+
+
+def kill_often(zygote: Zygote, folder, kills: int) -> None:
     choose = random.Random(1)
     clients = [Client(i, {}) for i in range(3)]
-    try:
-        turns = 0
-        for _ in range(kills):
-            pid, url = zygote.fork()
-            for client in clients:
-                client.url = url
-                client.start()
-            target, deadline = choose.randrange(2, 9), time.monotonic() + 30
-            while sum(client.acknowledged for client in clients) < target and time.monotonic() < deadline:
-                time.sleep(0.002)
-            time.sleep(choose.uniform(0, 0.02))
-            zygote.kill(pid)
-            for client in clients:
-                client.join(60)
-                assert not client.is_alive()
-            zygote.wait(pid)
-            check(folder, clients)
-            turns = sum(len(texts) for client in clients for texts in client.said.values())
-            clients = [Client(client.number + 10, client.said) for client in clients]
-        pid, url = zygote.fork()  # the last restart removes what kills have left
-        assert httpx.get(f"{url}/health").json() == {"status": "ok"}
-        with httpx.Client(base_url=url, timeout=60) as client:
-            for other in clients:
-                for name in sorted(other.said)[:3]:
-                    other.turn(client, name)
-                    assert client.get(f"/v1/sessions/{name}").json()["turns"] == 2 * len(other.said[name])
-        zygote.kill(pid, signal.SIGTERM)
+    turns = 0
+    for _ in range(kills):
+        pid, url = zygote.fork(folder)
+        for client in clients:
+            client.url = url
+            client.start()
+        target, deadline = choose.randrange(2, 9), time.monotonic() + 30
+        while sum(client.acknowledged for client in clients) < target and time.monotonic() < deadline:
+            time.sleep(0.002)
+        time.sleep(choose.uniform(0, 0.02))
+        zygote.kill(pid)
+        for client in clients:
+            client.join(60)
+            assert not client.is_alive()
         zygote.wait(pid)
-        left = [
-            path for path in folder.rglob("*") if path.is_file() and not path.name.endswith((".safetensors", ".lock"))
-        ]
-        assert not left and turns >= kills / 2
-    finally:
-        zygote.close()
+        check(folder, clients)
+        turns = sum(len(texts) for client in clients for texts in client.said.values())
+        clients = [Client(client.number + 10, client.said) for client in clients]
+    pid, url = zygote.fork(folder)  # the last restart removes what kills have left
+    assert httpx.get(f"{url}/health").json() == {"status": "ok"}
+    with httpx.Client(base_url=url, timeout=60) as client:
+        for other in clients:
+            for name in sorted(other.said)[:3]:
+                other.turn(client, name)
+                assert client.get(f"/v1/sessions/{name}").json()["turns"] == 2 * len(other.said[name])
+    zygote.kill(pid, signal.SIGTERM)
+    zygote.wait(pid)
+    left = [path for path in folder.rglob("*") if path.is_file() and not path.name.endswith((".safetensors", ".lock"))]
+    assert not left and turns >= kills / 2
 
 
 @needs_fork
-def test_no_acknowledged_turn_is_lost_by_five_kills(tmp_path):
-    kill_often(tmp_path / "store", 5)
+def test_no_acknowledged_turn_is_lost_by_five_kills(zygote, tmp_path):
+    kill_often(zygote, tmp_path / "store", 5)
 
 
 @needs_fork
 @pytest.mark.slow
-def test_no_acknowledged_turn_is_lost_by_a_hundred_kills(tmp_path):
-    kill_often(tmp_path / "store", 100)
+def test_no_acknowledged_turn_is_lost_by_a_hundred_kills(zygote, tmp_path):
+    kill_often(zygote, tmp_path / "store", 100)
 
 
 def test_the_last_event_of_a_stream_comes_after_the_file_is_renamed(serve_with, monkeypatch):
@@ -249,33 +250,30 @@ def test_idle_sessions_cost_disk_only(serve_with):
 
 
 @needs_fork
-def test_two_processes_behind_a_balancer_share_a_store(tmp_path):
+def test_two_processes_behind_a_balancer_share_a_store(zygote, tmp_path):
     """Sessions stay with one process, until the balancer moves all of them to the other one, which goes on with them."""
-    zygote = Zygote(tmp_path / "store")
-    try:
-        servers = [zygote.fork(), zygote.fork()]
-        with httpx.Client(timeout=60) as client:
+    folder = tmp_path / "store"
+    servers = [zygote.fork(folder), zygote.fork(folder)]
+    with httpx.Client(timeout=60) as client:
 
-            def turn(name: str, text: str, shift: int) -> dict:
-                url = servers[(int(name[1:]) + shift) % 2][1]  # affinity by the name
-                body = {"session": name, "messages": [{"role": "user", "content": text}], "max_tokens": 4}
-                return client.post(f"{url}/v1/chat/completions", json=body | {"temperature": 0}).json()
+        def turn(name: str, text: str, shift: int) -> dict:
+            url = servers[(int(name[1:]) + shift) % 2][1]  # affinity by the name
+            body = {"session": name, "messages": [{"role": "user", "content": text}], "max_tokens": 4}
+            return client.post(f"{url}/v1/chat/completions", json=body | {"temperature": 0}).json()
 
-            names = [f"s{i}" for i in range(6)]
-            first = {name: [turn(name, text, 0) for text in ("hello", f"{name}. ")] for name in names}
-            last = {name: turn(name, "why", 1) for name in names}
-            listed = [client.get(f"{url}/v1/sessions").json()["data"] for _, url in servers]
-        assert listed[0] == listed[1] and [entry["turns"] for entry in listed[0]] == [6] * 6
-        with Running(make_service(tmp_path / "alone")) as alone:
-            for name in names:
-                expected = [alone.say(text, name).json() for text in ("hello", f"{name}. ", "why")]
-                assert [x["choices"] for x in expected] == [x["choices"] for x in (*first[name], last[name])]
-                assert last[name]["usage"] == expected[-1]["usage"]
-        for pid, _ in servers:
-            zygote.kill(pid, signal.SIGTERM)
-            zygote.wait(pid)
-    finally:
-        zygote.close()
+        names = [f"s{i}" for i in range(6)]
+        first = {name: [turn(name, text, 0) for text in ("hello", f"{name}. ")] for name in names}
+        last = {name: turn(name, "why", 1) for name in names}
+        listed = [client.get(f"{url}/v1/sessions").json()["data"] for _, url in servers]
+    assert listed[0] == listed[1] and [entry["turns"] for entry in listed[0]] == [6] * 6
+    with Running(make_service(tmp_path / "alone")) as alone:
+        for name in names:
+            expected = [alone.say(text, name).json() for text in ("hello", f"{name}. ", "why")]
+            assert [x["choices"] for x in expected] == [x["choices"] for x in (*first[name], last[name])]
+            assert last[name]["usage"] == expected[-1]["usage"]
+    for pid, _ in servers:
+        zygote.kill(pid, signal.SIGTERM)
+        zygote.wait(pid)
 
 
 def test_a_session_that_another_server_has_continued_is_read_again(tmp_path):

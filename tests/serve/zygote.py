@@ -1,4 +1,4 @@
-"""Forks servers of one store: run as a program by serving.py. A line "fork" on standard input starts one, "wait PID" waits for its end."""
+"""Forks servers: run as a program by serving.py. A line "fork FOLDER" on standard input starts one, "wait PID" waits for its end."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     opened("titans-mag")
     for line in sys.stdin:
-        if line.strip() == "fork":
+        word, _, rest = line.strip().partition(" ")
+        if word == "fork":
             pid = os.fork()
             if pid == 0:
                 os.close(0)
                 with contextlib.suppress(AttributeError, OSError):
                     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # Linux: end with the parent
-                serve(make_service(sys.argv[1]), "127.0.0.1", 0)
+                serve(make_service(rest), "127.0.0.1", 0)
                 os._exit(0)
             print(pid, flush=True)
         else:
-            os.waitpid(int(line.split()[1]), 0)
+            os.waitpid(int(rest), 0)
             print("ended", flush=True)
