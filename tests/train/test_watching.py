@@ -41,7 +41,7 @@ def test_every_line_of_the_record_is_json_with_its_step(folder):
     assert any(r.get("message") == "first step" and r["seconds"] > 0 for r in records)
 
 
-def test_validation_tells_of_gates_surprise_and_the_memorys_worth(folder):
+def test_validation_records_gates_surprise_and_the_gain_from_learning(folder):
     found = read_metrics(folder / "runs" / "a", "validate")[-1]
     assert found["perplexity"] == pytest.approx(math.exp(found["val_loss"]))
     assert found["bits_per_byte"] == pytest.approx(found["val_loss"] / math.log(2))
@@ -52,8 +52,8 @@ def test_validation_tells_of_gates_surprise_and_the_memorys_worth(folder):
         assert layer["surprise_after"] < layer["surprise_before"]  # it has learned what it read
         assert 1 < layer["effective_rank"] <= 16 and layer["distance"] > 0 and layer["relearning"] > 0.2
     memory = found["memory"]
-    assert memory["beyond"] == 8 and memory["share"] == pytest.approx(
-        1 - memory["perplexity"] / memory["perplexity_without"]
+    assert memory["beyond"] == 8 and memory["gain"] == pytest.approx(
+        1 - memory["perplexity"] / memory["perplexity_frozen"]
     )
     assert "memory" not in read_metrics(folder / "runs" / "b", "validate")[-1]
 

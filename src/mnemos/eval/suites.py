@@ -14,10 +14,10 @@ from ..choices import unknown
 from ..data.tasks import MQAR_PRESETS, NEEDLE_TASKS, Background
 from ..data.tasks.babilong import mentions_names
 from ..data.tasks.background import read_texts
+from ..memory.freeze import has_memory
 from . import panels
 from .babilong import babilong_suite, load_public, public_babilong
 from .commonsense import commonsense_suite
-from .freeze_memory import has_memory
 from .length import context_length_scaling
 from .mad import MAD_TASKS, mad_score
 from .model_adapter import LanguageModel

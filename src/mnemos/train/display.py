@@ -81,7 +81,7 @@ class Display:
                 ("val loss", "val_loss", "{:.4f}"),
                 ("bits/byte", "bits_per_byte", "{:.3f}"),
                 ("best", "best", "{:.4f}"),
-                ("memory gain", "memory_share", "{:+.1%}"),
+                ("learning gain", "learning_gain", "{:+.1%}"),
                 ("tokens/s", "tokens_per_second", "{:,.0f}"),
                 ("MFU", "mfu", "{:.1%}"),
                 ("data wait", "data_wait", "{:.1%}"),

@@ -360,7 +360,7 @@ class Trainer:
         mixes = [layer["gate"]["mean"] for layer in found["layers"].values() if "gate" in layer]
         shown = {"val_loss": loss, "bits_per_byte": found["bits_per_byte"], "best": progress.best}
         shown |= {"gate_mean": sum(mixes) / len(mixes)} if mixes else {}
-        shown |= {"memory_share": found["memory"]["share"]} if "memory" in found else {}
+        shown |= {"learning_gain": found["memory"]["gain"]} if "memory" in found else {}
         self.display.update(progress.step, shown)
         return loss
 
