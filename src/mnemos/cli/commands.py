@@ -71,7 +71,7 @@ COMMANDS = {
         ),
         Command(
             "eval",
-            "Evaluate a model: a run, a folder that transformers can open, or a hub name.",
+            "Evaluate a model, or compare several: runs, folders that transformers can open, or hub names.",
             "eval:evaluate",
         ),
         Command(

@@ -6,11 +6,14 @@ import html
 from typing import Any
 
 from ..eval import SUITES
+from ..eval.comparison import compare
 from .page import head
 
 SCORES = ("generated", "likelihood", "accuracy", "classwise", "exact", "normalised", "recall", "chosen")
 WORD_CELL = ' class="word"'
+BEST_CELL = ' class="best"'
 RESULTS_CSS = """
+.results .best { font-weight: 700 }
 .scroll { overflow-x: auto; margin-top: 8px } .results { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums }
 .results th, .results td { padding: 4px 10px; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; vertical-align: bottom }
 .results th { color: var(--soft); font-weight: 500 } .results .word { text-align: left }
@@ -71,3 +74,36 @@ def _text(column: str, value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def comparison_page(results: dict[str, dict[str, Any]], title: str = "mnemos eval") -> str:
+    """The page of several models: one table of headlines, the best of each column marked, then the suites of each model.
+
+    >>> found = {"suites": {"mqar": {"seconds": 1.0, "rows": [{"pairs": 4, "accuracy": 0.5}]}}, "parameters": 1000, "model": {}}
+    >>> "1,000" in comparison_page({"a": found, "b": found})
+    True
+    """
+    found = compare(results)
+    heads = "".join(f"<th{WORD_CELL * (i == 0)}>{html.escape(h)}</th>" for i, h in enumerate(found.heads()))
+    rows = ""
+    for row in found.rows():
+        cells = [f"<td{WORD_CELL}>{html.escape(row[0])}</td>"]
+        for text in row[1:]:
+            best = text.endswith(" *")
+            cells.append(f"<td{BEST_CELL * best}>{html.escape(text.removesuffix(' *'))}</td>")
+        rows += f"<tr>{''.join(cells)}</tr>"
+    parts = [
+        f"<h2>{html.escape(name)}</h2>{''.join(_suite(suite, entry) for suite, entry in one['suites'].items())}"
+        for name, one in results.items()
+    ]
+    return f"""{head(title, RESULTS_CSS)}
+<body>
+<main>
+<h1>{html.escape(title)}</h1>
+<div class="scroll" tabindex="0"><table class="results"><tr>{heads}</tr>{rows}</table></div>
+<p class="soft">Bold: the best of a column.</p>
+{"".join(parts)}
+</main>
+</body>
+</html>
+"""
