@@ -66,7 +66,7 @@ COMMANDS = {
         Command("data", "Tokenise or show training data.", "data:data"),
         Command(
             "demo",
-            "Train a small memory model and a sliding-window Transformer of the same size, and compare their recall.",
+            "Train a small memory model, a sliding-window and a full-attention Transformer of the same size, and compare their recall.",
             "demo:demo",
         ),
         Command(
