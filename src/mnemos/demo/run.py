@@ -118,12 +118,10 @@ def _train_all(
     limit = math.inf if plan.seconds is None else plan.seconds
     with _bars(console) as bar:
         for name in MODEL_NAMES:
-            line = bar.add_task(f"training: {name}", total=1.0, done="")
+            line = bar.add_task(name, total=1.0, done="")
 
             def progress(done: float, curve: Curve, line=line) -> None:
-                shown = (
-                    f"step {curve.steps}, recall {curve.recent():.0%} at 2 to {curve.longest(plan.curriculum):,} tokens"
-                )
+                shown = f"step {curve.steps}, recall {curve.recent():.0%}, up to {curve.longest(plan.curriculum):,} tokens"
                 bar.update(line, completed=done, done=shown)
 
             curves[name] = train(models[name], text, plan.curriculum, curves.get(WITH_MEMORY), progress, limit)
@@ -152,14 +150,14 @@ def _recall(
     with _bars(console) as bar:
         for name in MODEL_NAMES:
             distances = plan.distances_of(name)
-            line = bar.add_task(f"reading: {name}", total=plan.rows * max(distances), done="")
+            line = bar.add_task(name, total=plan.rows * max(distances), done="")
             advance = functools.partial(bar.advance, line)
             found[name] = []
             for asked, cache in recall_by_distance(
                 models[name], text, distances, plan.rows, plan.curriculum.pairs, seed, advance
             ):
                 found[name].append(asked)
-                bar.update(line, done=f"recall {asked.recall:.0%} after {asked.distance:,} tokens")
+                bar.update(line, done=f"recall {asked.recall:.0%} after {asked.distance:,}")
                 if name == WITH_MEMORY and asked.distance == saved_at:
                     kept = save_and_load(models[name], cache, asked, folder / "facts.safetensors")
     assert kept is not None
@@ -169,7 +167,7 @@ def _recall(
 @contextmanager
 def _bars(console: Console) -> Generator[Progress]:
     columns = (
-        TextColumn("{task.description:<24}"),
+        TextColumn("{task.description:<14}"),
         BarColumn(bar_width=20),
         TextColumn("{task.fields[done]}"),
         TimeElapsedColumn(),
