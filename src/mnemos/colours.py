@@ -5,6 +5,8 @@ Colours differ in lightness too, so that they stay apart in print and for colour
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 PALETTE: tuple[tuple[str, str], ...] = (  # light background, dark background
     ("#0b62c4", "#6cb1ff"),  # blue
     ("#c2500a", "#ff9d5c"),  # orange
@@ -55,6 +57,19 @@ def colour(name: str, taken: int = 0, dark: bool = False) -> str:
     ('#0b62c4', '#6cb1ff')
     """
     return PALETTE[colour_index(name, taken)][dark]
+
+
+def colours_of(names: Iterable[str]) -> dict[str, int]:
+    """Places in the palette for models that are shown together: known names keep their own, others get free ones in order.
+
+    >>> colours_of(["mine", "swa", "other"])
+    {'mine': 1, 'swa': 0, 'other': 2}
+    """
+    names = list(dict.fromkeys(names))
+    taken = {KNOWN[name] for name in names if name in KNOWN}
+    free = [place for place in range(len(PALETTE)) if place not in taken] or list(range(len(PALETTE)))
+    unknown = [name for name in names if name not in KNOWN]
+    return {name: KNOWN[name] if name in KNOWN else free[unknown.index(name) % len(free)] for name in names}
 
 
 def style_sheet() -> str:

@@ -121,7 +121,9 @@ def _train_all(
             line = bar.add_task(name, total=1.0, done="")
 
             def progress(done: float, curve: Curve, line=line) -> None:
-                shown = f"step {curve.steps}, recall {curve.recent():.0%}, up to {curve.longest(plan.curriculum):,} tokens"
+                shown = (
+                    f"step {curve.steps}, recall {curve.recent():.0%}, up to {curve.longest(plan.curriculum):,} tokens"
+                )
                 bar.update(line, completed=done, done=shown)
 
             curves[name] = train(models[name], text, plan.curriculum, curves.get(WITH_MEMORY), progress, limit)

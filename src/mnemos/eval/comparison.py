@@ -25,7 +25,7 @@ class Comparison:
     sizes: dict[str, dict[str, int | None]]
 
     def best(self, column: str) -> float | None:
-        """The best value of a column; None if fewer than two models have one."""
+        """The best value of a column; None if fewer than two models have one, or all have the same."""
         return best_of([self.cells[name][column] for name in self.names if column in self.cells[name]])
 
     def rows(self) -> list[list[str]]:

@@ -77,8 +77,8 @@ def at_most(name: str, by: str, column: str, higher: bool = True, is_share: bool
 
 
 def best_of(headlines: list[Headline]) -> float | None:
-    """The best value of one headline over models; None if no value is finite or only one model has it."""
+    """The best value of one headline over models; None if fewer than two are finite, or all are equal."""
     finite = [h.value for h in headlines if math.isfinite(h.value)]
-    if len(finite) < 2:
+    if len(set(finite)) < 2:
         return None
     return max(finite) if headlines[0].higher else min(finite)

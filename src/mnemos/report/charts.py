@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 WIDTH, HEIGHT = 520, 300
 LEFT, TOP, BOTTOM = 56, 14, 44
-RIGHT, RIGHT_BESIDE = 18, 118  # RIGHT_BESIDE: with the names of lines
-LETTER = 6.4  # mean width of a letter of a label, in pixels
+RIGHT, RIGHT_BESIDE = 18, 132  # RIGHT_BESIDE: with the names of lines
+LETTER, BOLD_LETTER = 6.4, 8.4  # widths of letters of labels and names, in pixels
 LINE_HEIGHT = 15
 CHARTS_CSS = """
-.chart { margin: 8px 0 0 } .chart svg { width: 100%; max-width: 720px; height: auto; display: block } .chart svg text { font: 12px system-ui, sans-serif; fill: var(--soft) }
-.chart svg .name { font-weight: 600 } .chart svg .grid { stroke: var(--line) } .chart svg .mark { stroke: var(--soft); stroke-dasharray: 4 4 } .chart svg .cell { font-weight: 600 }
+.chart { margin: 8px 0 0 } .chart svg { width: 100%; max-width: 720px; height: auto; display: block } .chart svg text { font: 12px system-ui, sans-serif; fill: var(--soft); paint-order: stroke; stroke: var(--card); stroke-width: 3px }
+.chart svg .name { font-weight: 600 } .chart svg .grid { stroke: var(--line) } .chart svg .mark { stroke: var(--soft); stroke-dasharray: 4 4 } .chart svg .cell { font-weight: 600; stroke: none }
 """
 
 
@@ -135,14 +135,14 @@ def heat_map(
 
 def _names(labels: list[tuple[float, float, str, str]], right: float) -> list[str]:
     """Names beside the ends of lines, moved apart where they would overlap. Long names are broken into lines."""
-    room = int((RIGHT_BESIDE - 12) / LETTER)
+    room = int((RIGHT_BESIDE - 12) / BOLD_LETTER)
     blocks = [(y, _broken(name, room), style) for y, _, name, style in sorted(labels)]
     tops: list[float] = []
     for y, lines, _ in blocks:
         top = y - LINE_HEIGHT * len(lines) / 2
         above = tops[-1] + LINE_HEIGHT * len(blocks[len(tops) - 1][1]) + 2 if tops else 0.0
         tops.append(max(top, above))
-    lowest = HEIGHT - 2.0
+    lowest = HEIGHT - BOTTOM + 8.0
     for i in reversed(range(len(tops))):  # back up from the lower edge
         tops[i] = min(tops[i], lowest - LINE_HEIGHT * len(blocks[i][1]))
         lowest = tops[i] - 2
