@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# The demo needs less than the tests: it installs in about a minute.
+DEMO_STAMP := $(VENV)/.installed-demo
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo docs test test-all lint bench clean
 
@@ -14,8 +17,16 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all,dev]'
 	touch $(STAMP)
 
-demo: $(STAMP)
-	$(BIN)/mnemos demo
+$(DEMO_STAMP): pyproject.toml constraints.txt
+	@echo "1 of 2: PyTorch and what the demo needs, into $(VENV), once"
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --progress-bar on torch
+	$(PIP) --progress-bar on -e '.[examples]'
+	touch $(DEMO_STAMP)
+
+demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP))
+	@echo "2 of 2: the demo"
+	$(BIN)/mnemos demo --open
 
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'

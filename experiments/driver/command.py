@@ -149,7 +149,7 @@ def _write(experiments: list[Experiment], root: Path) -> None:
         rows = experiment.results()
         write_text(experiment.folder / "README.md", readme(experiment))
         if rows and experiment.config.get("plots"):
-            draw(rows, names(experiment), experiment.config["plots"], experiment.folder / "plot.png")
-            copyfile(experiment.folder / "plot.png", docs / "images" / f"results-{experiment.name}.png")
+            draw(rows, names(experiment), experiment.config["plots"], experiment.folder / "plot.svg")
+            copyfile(experiment.folder / "plot.svg", docs / "images" / f"results-{experiment.name}.svg")
     write_text(docs / "results.md", page(experiments, root))
     print(f"Written: {docs / 'results.md'} and {len(experiments)} README.md")

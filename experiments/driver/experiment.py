@@ -36,7 +36,7 @@ DEFAULTS = (
 REVISED = {"muon": 2, "deep": 2}  # the same for models of one kind: see `_kinds`
 ADDED_FIELDS = {"attention_conv_width": 0}  # later than the first kept results; the value that all models had before
 NEEDED = ("question", "kind", "runs", "quick")
-FIELDS = {"question", "kind", "fixed", "models", "runs", "quick", "tables", "plots", "claims", "finding"}
+FIELDS = {"question", "kind", "fixed", "models", "runs", "quick", "tables", "plots", "claims", "finding", "headline"}
 
 
 @dataclass(frozen=True)

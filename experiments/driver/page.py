@@ -9,11 +9,16 @@ import yaml
 
 from .experiment import Experiment
 from .tables import pivot
-from .verdicts import verdicts
+from .verdicts import FAILS, HOLDS, NOISE, OPEN, verdicts
 
-INTRODUCTION = """# Results
+HEADLINES = ("needle", "mqar", "routing", "text", "ablations")  # experiments whose findings begin the page
+TITLE = """# Results
 
-What Mnemos' memories learn, measured on two processor cores with small models. Every table and picture on this page is made from the files in
+Five findings, measured on two processor cores with small models:
+"""
+INTRODUCTION = """## How to read this page
+
+Every table and picture on this page is made from the files in
 `experiments/*/results.json` by `python experiments/run.py --write`, and the tests check that it still is.
 
     python experiments/run.py mqar           # run what is missing of one experiment, show its tables and what they say of its claims
@@ -66,15 +71,39 @@ def section(experiment: Experiment, picture: str | None) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def claims_table(experiments: list[Experiment]) -> str:
+    """Every claim of every experiment in one table, which the documentation's page sorts by any column."""
+    lines = []
+    for experiment in experiments:
+        whole = ""
+        for verdict in verdicts(experiment.results(), names(experiment), experiment.config.get("claims", [])):
+            continued = verdict.text.startswith("…")  # the table may be sorted, so every claim is whole
+            whole = whole if continued else verdict.text
+            text = f"{whole} {verdict.text}" if continued else whole
+            place = f"[{experiment.name}](#{experiment.name})"
+            lines.append([text, place, verdict.paper, verdict.found, verdict.numbers])
+    counts = {word: sum(line[3] == word for line in lines) for word in (HOLDS, FAILS, NOISE, OPEN)}
+    told = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    header = ["claim", "experiment", "whose", "here", "numbers"]
+    return f"## All claims\n\n{len(lines)} claims: {told}. Click on a column's name to sort by it.\n\n{markdown_table(header, lines)}\n"
+
+
 def readme(experiment: Experiment) -> str:
-    return f"# {experiment.name}\n\n{section(experiment, 'plot.png')}"
+    return f"# {experiment.name}\n\n{section(experiment, 'plot.svg')}"
 
 
 def page(experiments: list[Experiment], root: Path) -> str:
-    """The whole of docs/results.md."""
-    parts = [INTRODUCTION]
+    """The whole of docs/results.md: five findings, a table of all claims, then every experiment."""
+    headlines = {experiment.name: experiment.config.get("headline") for experiment in experiments}
+    found = [text.strip() for text in map(headlines.get, HEADLINES) if text]
+    parts = (
+        [TITLE + "\n" + "\n".join(f"{i}. {text}" for i, text in enumerate(found, 1)) + "\n"]
+        if found
+        else ["# Results\n"]
+    )
+    parts += [claims_table(experiments), INTRODUCTION]
     parts += [
-        f"## {experiment.name}\n\n{section(experiment, f'images/results-{experiment.name}.png')}"
+        f"## {experiment.name}\n\n{section(experiment, f'images/results-{experiment.name}.svg')}"
         for experiment in experiments
     ]
     rest = root / "claims.yaml"

@@ -1,4 +1,4 @@
-"""Results as a picture: one axis per plot of a config, a line per series, means over seeds.
+"""Results as a picture: one axis per plot of a config, a line per series with its name beside it, means over seeds.
 
 {title: ..., x: pairs, y: accuracy, series: model, best: lr, where: {dim: 64}, log_x: true}
 {title: ..., x: recall@, series: model}      # measured quantities whose names go on with a number: x is the number
@@ -11,6 +11,8 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
+from mnemos.colours import PALETTE, colours_of
+from mnemos.drawing import SOFT, label_lines, new_figure, save, styled
 from mnemos.trials.intervals import interval
 
 from .tables import Row, select, tuned
@@ -42,47 +44,81 @@ def dots(rows: list[Row], names: Iterable[str], plot: dict[str, Any]) -> dict[An
 
 
 def draw(rows: list[Row], names: Iterable[str], plots: list[dict[str, Any]], path: str | os.PathLike) -> None:
-    """All plots of a config side by side. Needs matplotlib (extra `plots`)."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("drawing needs matplotlib, which is not installed: pip install 'mnemos[plots]'") from None
+    """All plots of a config side by side, each with its finding as title. Needs matplotlib (extra `plots`)."""
     names = list(names)
     most = max((len(dots(rows, names, plot)) for plot in plots if "dots" in plot), default=0)
-    figure = Figure(figsize=(6.2 * len(plots), max(4.2, 0.24 * most + 1.2)), layout="constrained")
-    FigureCanvasAgg(figure)
-    for axis, plot in zip(figure.subplots(1, len(plots), squeeze=False)[0], plots):
-        (_draw_dots if "dots" in plot else _draw_lines)(axis, rows, names, plot)
-        axis.set_title(plot["title"], fontsize=10)
-        axis.grid(alpha=0.3)
-        if axis.get_legend_handles_labels()[0]:
-            axis.legend(fontsize=8)
-    figure.savefig(path, dpi=100)
+    with styled():
+        figure = new_figure(6.6 * len(plots), max(4.2, 0.24 * most + 1.4))
+        for axis, plot in zip(figure.subplots(1, len(plots), squeeze=False)[0], plots):
+            (_draw_dots if "dots" in plot else _draw_lines)(axis, rows, names, plot)
+            axis.set_title(finding(rows, names, plot), pad=20)
+            axis.text(0, 1.02, plot["title"], transform=axis.transAxes, color=SOFT[0], fontsize=9, va="bottom")
+            axis.grid(alpha=0.6, lw=0.6)
+        save(figure, path)
+
+
+def finding(rows: list[Row], names: Iterable[str], plot: dict[str, Any]) -> str:
+    """The title of a plot: the best series, unless another one is as good within the intervals.
+
+    A config may have its own as `finding`.
+    """
+    if plot.get("finding"):
+        return plot["finding"]
+    sign = -1 if plot.get("lower", False) else 1
+    if "dots" in plot:
+        ordered = sorted(dots(rows, names, plot).items(), key=lambda item: -sign * item[1][0])
+        if len(ordered) < 2:
+            return ""
+        (best, (mean, half)), (second, (other, other_half)) = ordered[:2]
+        word = "lowest" if sign < 0 else "highest"
+        if not (half and other_half):
+            return f"{best} is {word}: {mean:.3g} (one seed)"
+        if abs(mean - other) <= half + other_half:
+            return f"{best} is {word}, {second} within noise"
+        return f"{best} is {word}: {mean:.3g} against {other:.3g} of {second}"
+    lines = {name: line for name, line in points(rows, names, plot).items() if line}
+    if len(lines) < 2:
+        return ""
+    last = max(line[-1][0] for line in lines.values())
+    ends = {name: line[-1][1] for name, line in lines.items() if line[-1][0] == last}
+    best = max(ends, key=lambda name: sign * ends[name])
+    return f"{_name(plot, best)} is {'lowest' if sign < 0 else 'highest'} at {last:,g}: {ends[best]:.3g}"
+
+
+def _name(plot: dict[str, Any], name: Any) -> str:
+    return name if isinstance(name, str) else f"{plot['series']} {name}"
 
 
 def _draw_dots(axis: Any, rows: list[Row], names: list[str], plot: dict[str, Any]) -> None:
     found = dots(rows, names, plot)
-    means, halves = [mean for mean, _ in found.values()], [half for _, half in found.values()]
-    axis.errorbar(means, range(len(found)), xerr=halves, fmt="o", ms=5, capsize=2, lw=1.2)
+    places = colours_of(map(str, found))
+    for i, (name, (mean, half)) in enumerate(found.items()):
+        color = PALETTE[places[str(name)]][0]
+        axis.errorbar([mean], [i], xerr=[half] if half else None, fmt="o", ms=5, capsize=2, lw=1.2, color=color)
     axis.set_yticks(range(len(found)), list(map(str, found)), fontsize=8)
     axis.invert_yaxis()
     axis.set(xlabel=plot.get("y_label", plot["y"]))
-    if means:
-        room = 0.05 * (max(means) - min(means)) or 0.5  # whiskers of two seeds may be longer than the picture
-        axis.set_xlim(min(means) - 2 * room, max(means) + 2 * room)
+    if found:  # all intervals lie inside the axis
+        low, high = min(mean - half for mean, half in found.values()), max(mean + half for mean, half in found.values())
+        room = 0.05 * (high - low) or 0.5
+        axis.set_xlim(low - room, high + room)
 
 
 def _draw_lines(axis: Any, rows: list[Row], names: list[str], plot: dict[str, Any]) -> None:
     lines = points(rows, names, plot)
     every = sorted({x for line in lines.values() for x, _ in line if isinstance(x, int | float)})
+    places, ends = colours_of(_name(plot, name) for name in lines), []
     for i, (name, line) in enumerate(lines.items()):
-        label = name if isinstance(name, str) else f"{plot['series']} {name}"
-        axis.plot([x for x, _ in line], [y for _, y in line], marker="osD^vP*X"[i % 8], ms=5, lw=1.6, label=label)
+        label = _name(plot, name)
+        color = PALETTE[places[label]][0]
+        axis.plot([x for x, _ in line], [y for _, y in line], marker="osD^vP*X"[i % 8], ms=5, lw=1.6, color=color)
+        ends.append((label, line[-1][1], color))
     if plot.get("log_x"):
         axis.set_xscale("log", base=2)
         axis.set_xticks(every, [f"{x:g}" for x in every])
         axis.minorticks_off()
     if "chance" in plot:
-        axis.axhline(plot["chance"], color="grey", lw=0.8, ls=":", label="chance")
+        axis.axhline(plot["chance"], color=SOFT[0], lw=0.8, ls=":")
+        ends.append(("chance", plot["chance"], SOFT[0]))
     axis.set(xlabel=plot.get("x_label", plot["x"].rstrip("@")), ylabel=plot.get("y_label", plot.get("y", "")))
+    label_lines(axis, ends)

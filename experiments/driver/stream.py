@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from mnemos.data.embedded import documents
-from mnemos.eval.freeze_memory import frozen_memory
 from mnemos.eval.vitality import finite_memories
 from mnemos.memory import MemoryState, relearning
+from mnemos.memory.freeze import frozen_memory
 from mnemos.memory.vitality import lowest_rank, noise_like
 from mnemos.models import MnemosForCausalLM
 from mnemos.trials import train

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mnemos.eval.freeze_memory import frozen_memory, has_memory
+from mnemos.memory.freeze import frozen_memory, has_memory
 from mnemos.memory.validation import NotFiniteError
 from mnemos.models import MnemosForCausalLM
 from mnemos.train.config import ScheduleConfig

@@ -21,6 +21,7 @@ from mnemos.ablate.grid import FULL
 from mnemos.ablate.plot import plot
 from mnemos.cli import main
 from mnemos.models import MnemosForCausalLM, presets
+from mnemos.trials.text import documents_corpus
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "memory_heads": 1, "memory_key_dim": 4, "memory_chunk_size": 8}
 TINY = AblationSettings(
@@ -221,3 +222,86 @@ def test_workers_end_when_the_run_is_killed(tmp_path):
         time.sleep(0.5)
     assert not left
     assert json.loads((tmp_path / "settings.json").read_text())["steps"] == 3000
+
+
+# ---- text of the user
+
+
+def my_text(folder: Path) -> Path:
+    (folder / "my-text").mkdir()
+    (folder / "my-text" / "a.txt").write_text("the quick brown fox jumps over the lazy dog. " * 60)
+    (folder / "my-text" / "b.jsonl").write_text(json.dumps({"text": "pack my box with five dozen liquor jugs. " * 60}))
+    return folder / "my-text"
+
+
+def test_ablations_read_the_users_own_text_and_score_the_part_that_is_held_out(tmp_path):
+    place = str(my_text(tmp_path))
+    settings = vars(TINY) | {"task": "text", "data": [place]}
+    whole = "the quick brown fox jumps over the lazy dog. " * 60 + "pack my box with five dozen liquor jugs. " * 60
+    learn, held_out = (bytes(part.astype("uint8")).decode() for part in documents_corpus((place,)))
+    assert learn + held_out == whole and len(held_out) == len(whole) - len(whole) * 19 // 20
+    ids, labels = TASKS["text"].train(settings, 0, 5)
+    assert torch.equal(ids, labels) and all(bytes(row.tolist()).decode() in learn for row in ids)
+    torch.manual_seed(0)
+    model = MnemosForCausalLM(model_config(settings, FULL)).eval()
+    other = settings | {"data": []}
+    assert TASKS["text"].score(settings, model, 4) != TASKS["text"].score(other, model, 4)
+
+
+def test_the_command_ablates_on_a_folder_of_text(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runner_module, "run_all", run_here)
+    my_text(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    flags = [
+        "--preset",
+        "atlas",
+        "--data",
+        "my-text",
+        "--length",
+        "16",
+        "--steps",
+        "2",
+        "--seeds",
+        "1",
+        "--workers",
+        "1",
+    ]
+    flags += [
+        "--batch-size",
+        "2",
+        "--examples",
+        "4",
+        "--ablations",
+        "shallow",
+        "--set",
+        *(f"{k}={v}" for k, v in SMALL.items()),
+    ]
+    assert main(["ablate", *flags]) == 0
+    assert "atlas on my-text, 2 steps: bits per byte" in capsys.readouterr().out
+    folder = tmp_path / "ablations" / "atlas-my-text"
+    recorded = json.loads((folder / "settings.json").read_text())
+    assert recorded["data"] == ["my-text"] and recorded["task"] == "text"
+    (tmp_path / "my-text" / "a.txt").write_text("something else, written later. " * 99)
+    assert main(["ablate", *flags]) == 2
+    assert "data_version" in capsys.readouterr().err
+
+
+def test_impossible_texts_are_one_sentence(tmp_path, capsys):
+    (tmp_path / "short.txt").write_text("so it goes")
+    assert main(["ablate", "--data", str(tmp_path / "short.txt")]) == 2
+    assert "but both parts must be longer than length=64" in capsys.readouterr().err
+    assert main(["ablate", "--data", str(tmp_path / "none.txt")]) == 2
+    assert "does not exist" in capsys.readouterr().err
+    assert main(["ablate", "--task", "mqar", "--data", str(tmp_path / "short.txt")]) == 2
+    assert "the task is mqar" in capsys.readouterr().err
+
+
+def test_folders_of_versions_without_data_are_resumed(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner_module, "run_all", run_here)
+    run(TINY, tmp_path / "a", ["shallow"], seeds=1, workers=1)
+    settings = json.loads((tmp_path / "a" / "settings.json").read_text())
+    del settings["data"]
+    (tmp_path / "a" / "settings.json").write_text(json.dumps(settings))
+    seen = []
+    run(TINY, tmp_path / "a", ["shallow"], seeds=1, workers=1, report=seen.append)
+    assert seen == []

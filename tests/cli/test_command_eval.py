@@ -62,7 +62,7 @@ def test_suites_are_measured_into_one_file_with_a_table_of_each(run, tmp_path, c
     assert f"Page: {page}" in printed and "<script" not in page.read_text()
     for suite in suites:
         assert f"{suite} (" in printed and results["suites"][suite]["rows"]
-        assert f"<h2>{suite}</h2>" in page.read_text()
+        assert f"<summary>{suite} " in page.read_text()
     kinds = {(row["what"], row["memory"]) for row in results["suites"]["perplexity"]["rows"]}
     assert {("all tokens", "learning"), ("all tokens", "frozen")} <= kinds
     assert {("context 16", "learning"), ("context 64", "frozen")} <= kinds

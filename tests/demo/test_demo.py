@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import io
 import json
@@ -17,24 +18,25 @@ from rich.console import Console
 
 from mnemos.cli import main
 from mnemos.demo import DemoPlan, run, training
-from mnemos.demo.charts import Line, Mark, chart
 from mnemos.demo.facts import PEOPLE, THINGS, VOCABULARY, facts, lesson, told, word
 from mnemos.demo.measure import bits_per_byte, recall_by_distance, save_and_load
+from mnemos.demo.results import FULL_ATTENTION, WINDOW_ONLY, WITH_MEMORY, example_of
+from mnemos.demo.shown import bar
 from mnemos.demo.training import Curriculum, Curve, train
 from mnemos.models import MnemosForCausalLM, presets
+from mnemos.report.charts import Line, Mark, chart
 
 TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog. " * 200, np.uint8)
 SMALL = DemoPlan(
-    seconds=3,
-    curriculum=Curriculum(rows=2, pairs=4, gap=(8, 16), longest=24),
+    curriculum=Curriculum(rows=2, pairs=4, gap=(8, 16), longest=24, max_steps=30),
     width=16,
     heads=1,
     window=4,
+    baseline_window=8,
     text_characters=40_000,
     rows=2,
-    distances=(4, 32, 64),
-    far=(50, 200),
-    attention_lengths=(50, 200),
+    distances=(4, 32, 64, 200),
+    attention_distances=(4, 32, 64),
 )
 
 
@@ -135,11 +137,20 @@ def test_bits_per_byte_are_of_text_where_training_had_it_behind_facts():
     assert read[0].shape == (3, 2 * 2 + 20 + 2 * 2) and bool((read[0][:, :4] >= 256).all())
 
 
-def test_both_models_have_one_size_and_only_one_has_a_memory():
-    memory, window = presets.count(DemoPlan().memory_config()), presets.count(DemoPlan().window_config())
-    assert abs(memory - window) / memory < 0.01
-    assert DemoPlan().memory_config().has_memory and not DemoPlan().window_config().has_memory
-    assert DemoPlan().memory_config().attention_window == DemoPlan().window_config().attention_window
+def test_all_models_have_one_size_and_only_one_has_a_memory():
+    plan = DemoPlan()
+    sizes = {name: presets.count(plan.config(name)) for name in (WITH_MEMORY, WINDOW_ONLY, FULL_ATTENTION)}
+    assert max(sizes.values()) - min(sizes.values()) < 0.01 * sizes[WITH_MEMORY]
+    assert [plan.config(name).has_memory for name in sizes] == [True, False, False]
+    assert [plan.config(name).blocks[0] for name in sizes] == ["mag", "swa", "attention"]
+    assert plan.memory_config().attention_window < plan.window_config().attention_window == plan.baseline_window
+    assert all(plan.config(name).attention_conv_width for name in (WINDOW_ONLY, FULL_ATTENTION))
+
+
+def test_there_are_enough_questions_at_every_distance_up_to_100_000_tokens():
+    plan = DemoPlan()
+    assert plan.questions >= 128 and max(plan.distances) == 100_000
+    assert {*plan.attention_distances} < {*plan.distances}
 
 
 def test_training_stops_at_its_time_and_learns_text():
@@ -151,12 +162,29 @@ def test_training_stops_at_its_time_and_learns_text():
 
 def test_the_gap_grows_when_recall_is_ready_and_training_ends_soon_after_its_goal():
     curriculum = Curriculum(
-        rows=2, pairs=2, gap=(2, 4), longest=10, ready=-1.0, goal=-1.0
+        rows=2, pairs=2, gap=(2, 4), longest=64, growth=2.0, ready=-1.0, goal=-1.0
     )  # both as soon as there is an average
-    curve = train(small_model(), TEXT, curriculum, seconds=60)
+    curve = train(small_model(), TEXT, curriculum)
     assert curve.grew_at == 20 and curve.reached
-    assert curve.steps == 33  # 20 until it grows, 6 until the longest, then a fifth of all to come down
-    assert Curve([0.0] * 23, grew_at=20).longest(curriculum) == 7
+    assert curve.steps == 30  # 20 until it grows, 4 until the longest, then a fifth of all to come down
+    assert [Curve([0.0] * n, grew_at=20).longest(curriculum) for n in (19, 20, 22, 99)] == [4, 4, 16, 64]
+
+
+def test_a_training_that_does_not_learn_ends_after_its_most_steps_and_says_so():
+    fractions = []
+    curriculum = Curriculum(rows=2, pairs=2, gap=(2, 4), longest=8, max_steps=25)
+    curve = train(small_model(), TEXT, curriculum, progress=lambda done, _: fractions.append(done))
+    assert curve.steps == 25 and not curve.reached and curve.grew_at is None
+    assert fractions[-1] == 1.0 and max(fractions[:19]) <= 0.5
+
+
+def test_batches_have_distances_on_a_logarithmic_scale_and_about_one_size():
+    curriculum, curve = Curriculum(), Curve([1.0] * 500, grew_at=0)
+    rng = np.random.default_rng(0)
+    made = [training._batch(TEXT, curriculum, curve, rng).ids.shape for _ in range(300)]
+    lengths = [length for _, length in made]
+    assert 0.3 < sum(length < 80 for length in lengths) / 300 < 0.75 and max(lengths) > 800
+    assert all(rows == 32 or rows * length < 5000 for rows, length in made)
 
 
 def test_the_other_model_gets_the_same_batches(monkeypatch):
@@ -169,9 +197,9 @@ def test_the_other_model_gets_the_same_batches(monkeypatch):
 
     monkeypatch.setattr(training, "lesson", recorded)
     curriculum = Curriculum(rows=2, pairs=3, gap=(2, 4), longest=10, ready=-1.0, goal=-1.0)
-    first = train(small_model(), TEXT, curriculum, seconds=60)
+    first = train(small_model(), TEXT, curriculum)
     mine, seen[:] = list(seen), []
-    second = train(small_model(hidden_size=8), TEXT, curriculum, 60, first)
+    second = train(small_model(hidden_size=8), TEXT, curriculum, first)
     assert second.steps == first.steps == len(mine) and second.grew_at == first.grew_at
     assert all(torch.equal(a, b) for a, b in zip(mine, seen))
 
@@ -179,7 +207,7 @@ def test_the_other_model_gets_the_same_batches(monkeypatch):
 class Tags(HTMLParser):
     """Collects what a page refers to, and checks that its tags close."""
 
-    VOID = frozenset({"meta", "line", "circle", "polyline", "br"})
+    VOID = frozenset({"meta", "line", "circle", "polyline", "br", "rect"})
 
     def __init__(self):
         super().__init__()
@@ -199,38 +227,67 @@ class Tags(HTMLParser):
 def test_the_baseline_has_a_convolution_and_reaches_back_exactly_as_far_as_it_says():
     torch.manual_seed(0)
     model, ids, t = MnemosForCausalLM(SMALL.window_config()).double().eval(), torch.arange(60)[None], 20
-    assert model.config.attention_conv_width == 4 and SMALL.reach == 2 * (3 + 3)
+    assert model.config.attention_conv_width == 4 and SMALL.reach == 2 * (7 + 3)
     changed = ids.clone()
     changed[0, t] = 200
     differs = (model(ids).logits != model(changed).logits).any(-1)[0]
     assert differs.nonzero().flatten().tolist() == list(range(t, t + SMALL.reach + 1))
 
 
-def test_a_small_run_measures_prints_and_writes_a_page_that_stands_alone(tmp_path):
+@pytest.fixture(scope="module")
+def small_run(tmp_path_factory):
+    """The report of a small run, and what it printed."""
     printed = io.StringIO()
-    report = run(tmp_path / "demo", SMALL, Console(file=printed, width=160))
-    data = json.loads((tmp_path / "demo" / "results.json").read_text())
-    assert [r["distance"] for r in data["recall"]["memory"]] == [4, 32, 64]
-    sizes = {r["state_bytes"] for r in data["far"]["memory"]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MNEMOS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        report = run(tmp_path_factory.mktemp("demo") / "demo", SMALL, Console(file=printed, width=160))
+    return report, printed.getvalue()
+
+
+def test_a_small_run_measures_every_model_at_its_distances(small_run):
+    report, text = small_run
+    data = json.loads(report.data.read_text())
+    assert [r["distance"] for r in data["recall"]["memory"]] == [4, 32, 64, 200]
+    assert [r["distance"] for r in data["recall"]["full attention"]] == [4, 32, 64]
+    (size,) = {r["state_bytes"] for r in data["recall"]["memory"]}
     each = (
         SMALL.layers * 2 * SMALL.width * 4
     )  # bytes of a token's keys and values; the convolution's tail does not grow
-    held = data["full_attention_bytes"]
-    assert len(sizes) == 1 and held["200"] - held["50"] == 150 * each
-    assert data["saved"]["largest_difference"] == 0
-    assert (
-        data["training"]["memory"]["recall"]
-        and len(data["training"]["memory"]["recall"]) == report.curves["memory"].steps
-    )
-    text = printed.getvalue()
-    assert f"{sizes.pop():,}" in text and str(report.page.resolve()) in text
+    held = [r["state_bytes"] for r in data["recall"]["full attention"]]
+    assert held[2] - held[1] == 32 * each and f"keeps {each:,} bytes for every token" in text
+    assert data["saved"]["largest_difference"] == 0 and data["questions"] == 8
+    steps = {len(training["recall"]) for training in data["training"].values()}
+    assert steps == {report.curves["memory"].steps} == {30}
+    assert f"{size:,}" in text and "has not reached a recall of 95%" in text
+    for asked in report.recall["memory"]:
+        assert f"{asked.recall:.0%}" in text
+
+
+def test_the_demo_shows_a_fact_the_text_the_question_and_every_answer(small_run):
+    report, text = small_run
+    example = example_of(report.recall, 64)
+    (person, thing), *_ = example.facts
+    held_out = training.training_text(SMALL.text_characters)[1].tobytes().decode()
+    assert example.text[:30] in " ".join(held_out.split()) and set(example.answers) == {*report.recall}
+    page = report.page.read_text()
+    told = text.replace("\n", " ")
+    for shown in (f"{person} {thing}", f"{person}?"):
+        assert shown in told and shown in html.unescape(re.sub("<[^>]+>", "", page))
+    shown = example_of(report.recall, 200)  # the distance of the example in the page: the first far beyond the reach
+    assert "full attention" not in shown.answers
+    assert all(f"<td>{name}</td><td>{fact}</td>" in page for name, fact in shown.facts)
+
+
+def test_the_page_stands_alone_and_the_run_ends_with_a_picture_of_recall(small_run):
+    report, text = small_run
     page = report.page.read_text()
     tags = Tags()
     tags.feed(page)
     assert tags.open == [] and tags.charts == 3 and tags.addresses == []
-    assert "http" not in page and "nan" not in page.lower().replace("nano", "")
-    for asked in report.recall["memory"]:
-        assert f"{asked.recall:.0%}" in text
+    assert "http:" not in page and "https:" not in page and "nan" not in page.lower().replace("nano", "")
+    end = text[text.rindex("Recall by distance") :]
+    assert str(report.page.resolve()) in end and f"{bar(report.recall['memory'][0].recall)} " in end
+    assert end.count("not asked") == 1 and "8 questions at every distance" in end
 
 
 def test_a_chart_puts_points_where_they_belong():
@@ -241,10 +298,21 @@ def test_a_chart_puts_points_where_they_belong():
     assert dots[0][1] > dots[2][1] and "here" in drawn
 
 
-def test_a_level_is_named_in_the_legend_where_no_line_can_run_through_its_name():
-    drawn = chart([Line("a", [1, 2], [0.1, 0.1])], "x", "y", (0, 1), marks=[Mark("guessing", y=0.1)])
-    picture, _, legend = drawn.partition("</svg>")
-    assert "guessing" not in picture and "guessing" in legend and 'class="mark"' in picture
+def test_names_stand_beside_the_lines_in_their_colours_and_apart():
+    lines = [Line("first", [1, 2], [0, 0.5], 3), Line("second <b>", [1, 2], [0.1, 0.5], 5)]
+    drawn = chart(lines, "x", "y", (0, 1), marks=[Mark("guessing", y=0.5)])
+    names = re.findall(
+        r'<text x="([\d.]+)" y="([\d.]+)"(?: class="name" style="fill: var\(--c(\d)\)")?>(\w[^<]*)', drawn
+    )
+    beside = {name: (float(y), place) for x, y, place, name in names if float(x) > 400}
+    assert (
+        beside["first"][1] == "3"
+        and beside["second &lt;b&gt;"][1] == "5"
+        and "guessing" in beside
+        and "<b>" not in drawn
+    )
+    heights = sorted(y for y, _ in beside.values())
+    assert all(b - a >= 15 for a, b in zip(heights, heights[1:]))
 
 
 def test_the_command_refuses_no_time(capsys):

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from driver import pivot, verdicts
-from driver.plots import dots, draw, points
+from driver import pivot, plots, verdicts
+from driver.experiment import find
+from driver.page import claims_table
+from driver.plots import dots, draw, finding, points
 from driver.tables import tuned
 from driver.verdicts import FAILS, HOLDS, NOISE, OPEN
+from mnemos.colours import colour
 
 ROWS = [
     {"model": model, "lr": lr, "seed": seed, "x": x}
@@ -162,3 +168,47 @@ def test_plots_average_over_seeds_and_read_numbers_out_of_names(tmp_path):
     draw(ROWS, NAMES, [plot | {"x": "lr", "y": "x"}, named], tmp_path / "dots.png")
     assert (tmp_path / "dots.png").stat().st_size > 1000
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_title_of_a_plot_is_its_finding():
+    rows = [
+        {"model": name, "seed": s, "y": y + s / 100}
+        for name, y in (("a", 1.0), ("b", 2.0), ("c", 1.001))
+        for s in (0, 1, 2)
+    ]
+    plot = {"title": "t", "dots": "model", "y": "y", "lower": True}
+    assert finding(rows[:6], ["model", "seed"], plot) == "a is lowest: 1.01 against 2.01 of b"
+    assert finding(rows, ["model", "seed"], plot) == "a is lowest, c within noise"
+    assert finding([row for row in rows if row["seed"] == 0], ["model", "seed"], plot) == "a is lowest: 1 (one seed)"
+    lines = [{"model": name, "x": x, "y": y} for name, y in (("a", 0.5), ("b", 0.25)) for x in (1, 64_000)]
+    plot = {"title": "t", "x": "x", "y": "y", "series": "model"}
+    assert finding(lines, ["model", "x"], plot) == "a is highest at 64,000: 0.5"
+    assert finding(lines, ["model", "x"], plot | {"finding": "its own"}) == "its own"
+
+
+def test_plots_have_names_beside_lines_in_fixed_colours_intervals_inside_and_a_dark_style(tmp_path):
+    pytest.importorskip("matplotlib")
+    lines = [{"model": name, "x": x, "y": y} for name, y in (("swa", 0.5), ("titans-mag", 0.5)) for x in (1, 2)]
+    draw(lines, ["model", "x"], [{"title": "t", "x": "x", "y": "y", "series": "model"}], tmp_path / "a.svg")
+    svg = (tmp_path / "a.svg").read_text()
+    for name in ("swa", "titans-mag"):
+        assert f">{name}</text>" in svg and f"stroke: {colour(name)}" in svg
+        assert f'[style*="stroke: {colour(name)}"] {{ stroke: {colour(name, dark=True)} !important }}' in svg
+    heights = sorted(float(y) for y in re.findall(r"translate\([\d.]+ ([\d.]+)\)\">(?:swa|titans-mag)</text>", svg))
+    assert not heights or heights[1] - heights[0] > 8
+    rows = [{"model": name, "y": y, "seed": s} for name in "ab" for s, y in ((0, 0.0), (1, 1.0))]
+    seen = []
+    monkey = pytest.MonkeyPatch()
+    with monkey.context() as patch:
+        patch.setattr(plots, "save", lambda figure, path: seen.append(figure.axes[0]))
+        draw(rows, ["model", "seed"], [{"title": "t", "dots": "model", "y": "y"}], tmp_path / "b.svg")
+    low, high = seen[0].get_xlim()
+    (mean, half) = dots(rows, ["model", "seed"], {"dots": "model", "y": "y"})["a"]
+    assert low < mean - half and mean + half < high
+
+
+def test_the_table_of_all_claims_has_every_claim_whole():
+    experiments = find(None, Path(__file__).parents[2] / "experiments")
+    table = claims_table(experiments)
+    count = sum(len(experiment.config["claims"]) for experiment in experiments)
+    assert f"{count} claims: " in table and table.count("\n| ") == count + 2 and "\n| …" not in table

@@ -8,9 +8,11 @@ import shutil
 import pytest
 from reporting import TEXT, data_of
 
+from mnemos.data.held_out import held_out_text
 from mnemos.report import analyze, analyze_page
 from mnemos.report.analyze import POINTS, _thinned
-from mnemos.train import load_model
+from mnemos.train import Trainer, load_model, load_tokenizer
+from small import small
 
 
 def test_every_checkpoint_reads_the_text_and_continues_the_prompt(run, tokenizer):
@@ -72,3 +74,30 @@ def test_what_is_no_run_is_refused(tmp_path, run):
         analyze(run, tokens=1)
     with pytest.raises(ValueError, match="at least one"):
         analyze_page([])
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe:300"])
+def test_a_run_reads_the_text_that_it_held_out(tmp_path, tokenizer):
+    config = small(tmp_path, steps=2, data={"tokenizer": tokenizer, "packing": "documents"}, checkpoint={"every": 2})
+    trainer = Trainer(config)
+    trainer.train()
+    rows = next(iter(trainer.data.validation))["input_ids"]
+    held_out = {trainer.data.tokenizer.decode(row.tolist()) for row in rows}
+    text = held_out_text(config.data, load_tokenizer(trainer.path), 40)
+    assert text and any(text[:20].strip() in row for row in held_out)
+    said = []
+    found = analyze(trainer.path, tokens=30, generate=0, say=said.append)
+    assert found.text == "the first 30 tokens of the run's held-out text" and len(said) == 1
+    assert found.readings[0].perplexity == analyze(trainer.path, text, 30, 0).readings[0].perplexity
+
+
+def test_without_its_shards_a_run_reads_another_text_and_says_so(run, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    config = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(config.replace("words.txt", "gone.txt"))
+    said = []
+    found = analyze(copy, tokens=30, generate=0, say=said.append)
+    assert "is not in the cache: reading Python's own documentation" in said[0]
+    assert found.text == "the first 30 tokens of Python's own documentation"
+    assert not (tmp_path / "cache").exists()

@@ -9,6 +9,7 @@ from reporting import TEXT, small_model
 
 from mnemos.audit import run as run_audit
 from mnemos.report import analyze, analyze_page, audit_page, inspect, inspect_page, results_page
+from mnemos.report.results import comparison_page
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 LONG = TEXT + "Donaudampfschifffahrtsgesellschaft" * 20 + "\n\n" + "x" * 300 + " \u202e 漢字かな 🙂 " + TEXT
@@ -24,6 +25,18 @@ RESULTS = {
             ],
         },
         "length": {"seconds": 1.0, "error": "the text has <b>12</b> tokens"},
+        "perplexity": {
+            "seconds": 1.0,
+            "rows": [
+                {"what": what, "memory": memory, "tokens": 123_456, "perplexity": 1234.5, "bits_per_byte": 2.345}
+                for memory in ("learning", "frozen")
+                for what in ("all tokens", "positions 0…511", "positions 512…4095", "positions 4096…999999")
+            ],
+        },
+        "capacity": {
+            "seconds": 1.0,
+            "rows": [{"pairs": n, "recall": 1 / n, "chosen": 0.5, "chance": 0.1} for n in (1, 16, 64, 1_000)],
+        },
     },
 }
 
@@ -50,12 +63,16 @@ def pages(run, other_run, tokenizer):
         "run": analyze_page([first]),
         "eval": results_page(RESULTS, "mnemos eval: " + "a-long-name" * 12),
         "audit": audit_page(audited()),
+        "folded": results_page(RESULTS).replace("<details>", "<details open>"),
+        "models": comparison_page(
+            {"a-long-name" * 9: RESULTS | {"parameters": 10**9}, "second": RESULTS, "swa": RESULTS}
+        ),
         "runs": analyze_page([first, analyze(other_run, TEXT, tokens=64, generate=0)]),
     }
 
 
 @pytest.mark.parametrize("width", [400, 1400])
-@pytest.mark.parametrize("name", ["one", "two", "none", "run", "runs", "eval", "audit"])
+@pytest.mark.parametrize("name", ["one", "two", "none", "run", "runs", "eval", "folded", "models", "audit"])
 def test_nothing_overflows_or_is_cut_off(pages, name, width, tmp_path):
     answer = ask(tmp_path, pages[name], width)
     assert answer["width"] == width and answer["problems"] == []

@@ -111,7 +111,7 @@ def test_two_processes_measure_what_one_does(folder):
     two, one = (read_metrics(folder / "runs" / name, "validate")[-1] for name in ("fsdp", "fsdp-alone"))
     assert two["val_loss"] == pytest.approx(one["val_loss"], rel=1e-4)
     assert two["tokens_validated"] == one["tokens_validated"]
-    assert two["memory"]["perplexity_without"] == pytest.approx(one["memory"]["perplexity_without"], rel=1e-3)
+    assert two["memory"]["perplexity_frozen"] == pytest.approx(one["memory"]["perplexity_frozen"], rel=1e-3)
     two, one = (read_metrics(folder / "runs" / name, "probe")[-1] for name in ("fsdp", "fsdp-alone"))
     assert two["gain"] == pytest.approx(one["gain"], abs=1e-3)
     texts = [(folder / "runs" / name / "samples.jsonl").read_text() for name in ("fsdp", "fsdp-alone")]

@@ -147,7 +147,7 @@ def test_resume_takes_the_config_of_the_run(tmp_path):
     assert config.name == "x"
     with pytest.raises(ValueError, match="there is no"):
         read_arguments(["--resume", str(tmp_path / "none")])
-    with pytest.raises(ValueError, match="leave out --recipe and --config"):
+    with pytest.raises(ValueError, match="leave out --recipe, --config and --match-size"):
         read_arguments(["--resume", str(run), "--recipe", "quick"])
 
 

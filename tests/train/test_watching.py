@@ -14,7 +14,7 @@ from mnemos.data import ByteTokenizer
 from mnemos.memory import NeuralMemory
 from mnemos.models import MnemosForCausalLM, presets
 from mnemos.train import Trainer, export, list_runs
-from mnemos.train.display import Display
+from mnemos.train.display import Display, slow_first_step
 from mnemos.train.probes import _memory_numbers, gate_statistics, look_inside, needle
 from mnemos.train.telemetry import Metrics, flatten, flops_per_token, open_tracker, read_metrics
 from small import losses, small
@@ -41,7 +41,7 @@ def test_every_line_of_the_record_is_json_with_its_step(folder):
     assert any(r.get("message") == "first step" and r["seconds"] > 0 for r in records)
 
 
-def test_validation_tells_of_gates_surprise_and_the_memorys_worth(folder):
+def test_validation_records_gates_surprise_and_the_gain_from_learning(folder):
     found = read_metrics(folder / "runs" / "a", "validate")[-1]
     assert found["perplexity"] == pytest.approx(math.exp(found["val_loss"]))
     assert found["bits_per_byte"] == pytest.approx(found["val_loss"] / math.log(2))
@@ -52,8 +52,8 @@ def test_validation_tells_of_gates_surprise_and_the_memorys_worth(folder):
         assert layer["surprise_after"] < layer["surprise_before"]  # it has learned what it read
         assert 1 < layer["effective_rank"] <= 16 and layer["distance"] > 0 and layer["relearning"] > 0.2
     memory = found["memory"]
-    assert memory["beyond"] == 8 and memory["share"] == pytest.approx(
-        1 - memory["perplexity"] / memory["perplexity_without"]
+    assert memory["beyond"] == 8 and memory["gain"] == pytest.approx(
+        1 - memory["perplexity"] / memory["perplexity_frozen"]
     )
     assert "memory" not in read_metrics(folder / "runs" / "b", "validate")[-1]
 
@@ -67,6 +67,40 @@ def test_the_live_panel_shows_every_number(folder):
     for label in ("loss", "perplexity", "lr", "grad norm", "val loss", "bits/byte", "best", "tokens/s", "bad steps"):
         assert f" {label} " in shown.get(), label
     assert f"{records[-1]['loss']:.4f}" in shown.get()
+
+
+def test_time_left_is_unknown_until_the_second_step_and_leaves_out_the_first():
+    display = Display("a", 100, live=False)
+    display.start(0)
+    display.began -= 60.0  # a minute of compiling
+    display.stepped(1)
+    assert math.isnan(display.time_left(1)) and "left unknown" in display.line()
+    display.first = (1, display.first[1] - 2.0)  # two seconds for two steps
+    assert display.time_left(3) == pytest.approx(97.0, rel=0.05)
+
+
+def test_the_panel_shows_the_reason_for_the_wait_then_losses_and_the_sample():
+    display = Display("a", 100, live=False)
+
+    def panel() -> str:
+        with display.console.capture() as shown:
+            display.console.print(display._panel(), width=100, markup=False)
+        return shown.get()
+
+    display.start(0, slow_first_step(compiles=True, has_memory=True, device="cpu"))
+    assert "step 0 of 100" in panel() and "torch.compile compiles the blocks" in panel() and "left unknown" in panel()
+    display.stepped(1)
+    assert "compile" not in panel()
+    for step, loss in enumerate([3.0, 2.0, 1.0, math.nan], 1):
+        display.update(step, {"loss": loss})
+    assert "█▅▁ 3.000 → 1.000" in panel()
+    display.sample(4, "so it\x1b[31m goes\nand [bold]on")
+    assert "sample at step 4" in panel() and "so it[31m goes" in panel() and "and [bold]on" in panel()
+
+
+def test_a_sample_is_shown_as_text_without_a_terminal(capsys):
+    Display("a", 5, live=False).sample(3, "first line\nsecond \x1b[2Jline")
+    assert capsys.readouterr().out == "sample at step 3:\n    first line\n    second [2Jline\n"
 
 
 def test_tensorboard_files_hold_what_the_record_holds(folder):

@@ -20,6 +20,7 @@ from ..data.tasks.examples import whole
 from ..eval.files import finite, read_json, write_json
 from ..parsing import parse_json
 from ..trials import run_all
+from ..trials.text import fingerprint
 from .cell import model_config, run_cell
 from .grid import FULL, applicable
 from .tasks import TASKS
@@ -31,7 +32,8 @@ OnCell = Callable[[dict[str, Any]], object]
 class AblationSettings:
     """Everything that a score depends on besides the ablation and the seed.
 
-    overrides: of `presets.config`. vocab_size and pairs are those of MQAR; the other tasks have their own.
+    overrides: of `presets.config`. vocab_size and pairs are those of MQAR; the other tasks have their own. data: files and folders of the task
+    text, as the sources of `mnemos.data`; empty for Python's own documentation.
 
     >>> AblationSettings(task="mqar", steps=100).check()
     """
@@ -47,11 +49,14 @@ class AblationSettings:
     batch_size: int = 16
     lr: float = 3e-3
     examples: int = 500
+    data: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Raise an error for settings that cannot be trained, before anything starts."""
         if self.task not in TASKS:
             raise unknown("task=", self.task, TASKS)
+        if self.data and self.task != "text":
+            raise ValueError(f"data is the text of the task text, but the task is {self.task}")
         for name in ("steps", "batch_size", "examples"):
             whole(name, getattr(self, name), 1)
         if not self.lr > 0:
@@ -77,6 +82,8 @@ def run(
     settings.check()
     whole("seeds", seeds, 1)
     chosen = json.loads(json.dumps(dataclasses.asdict(settings)))
+    if settings.data:
+        chosen["data_version"] = fingerprint(settings.data)
     names = [FULL, *(applicable(model_config(chosen, FULL)) if ablations is None else dict.fromkeys(ablations))]
     for name in names:
         model_config(chosen, name)  # an unknown ablation, or one that changes nothing, raises now
@@ -120,7 +127,8 @@ def _open(folder: Path, settings: dict[str, Any]) -> Path:
         check_not_foreign(folder, ("results.jsonl", "summary.json", "ablation.png"), "mnemos ablate")
     else:
         before = read_json(about)
-        if not isinstance(before, dict) or {*before} != {*settings}:
+        before = {"data": []} | before if isinstance(before, dict) else before  # of versions without data
+        if not isinstance(before, dict) or {*before} - {"data_version"} != {*settings} - {"data_version"}:
             check_not_foreign(folder, ("settings.json",), "this version of mnemos ablate")
         differing = [
             f"{name}={before.get(name)!r} (now {settings.get(name)!r})"

@@ -1,4 +1,4 @@
-"""Tasks of the ablations: MQAR, five tasks of MAD, and the embedded text.
+"""Tasks of the ablations: MQAR, five tasks of MAD, and text.
 
 Shapes: B rows, T tokens.
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -73,25 +74,32 @@ def _mad(name: str) -> Task:
     )
 
 
-def _embedded() -> Task:
+def _text() -> Task:
+    def corpus(chosen: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+        parts = text.documents_corpus(tuple(chosen.get("data") or ("embedded",)))
+        if min(map(len, parts)) <= chosen["length"]:
+            raise ValueError(
+                f"the text has {len(parts[0]):,} bytes for training and {len(parts[1]):,} held out, "
+                f"but both parts must be longer than length={chosen['length']}"
+            )
+        return parts
+
     def train(chosen: dict[str, Any], seed: int, rows: int) -> tuple[Tensor, Tensor]:
-        ids = text.rows(text.corpus("embedded")[0], rows, chosen["length"], seed)
+        ids = text.rows(corpus(chosen)[0], rows, chosen["length"], seed)
         return ids, ids
 
     return Task(
         "text",
-        "bytes of Python's own documentation",
+        "bytes of the text of --data; by default Python's own documentation",
         "bits per byte",
         False,
         lambda chosen: 256,
         train,
-        lambda chosen, model, count: text.bits(
-            model, text.rows(text.corpus("embedded")[1], count, chosen["length"], TEST_SEED)
-        ),
+        lambda chosen, model, count: text.bits(model, text.rows(corpus(chosen)[1], count, chosen["length"], TEST_SEED)),
         lambda chosen: None,
     )
 
 
 TASKS: dict[str, Task] = {
-    task.name: task for task in (_mqar(), *(_mad(name) for name in MAD_TASKS if name != "compression"), _embedded())
+    task.name: task for task in (_mqar(), *(_mad(name) for name in MAD_TASKS if name != "compression"), _text())
 }

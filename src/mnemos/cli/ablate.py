@@ -9,7 +9,8 @@ from typing import Any
 
 def ablate(
     preset: str = "atlas",
-    task: str = "mqar",
+    task: str | None = None,
+    data: tuple[str, ...] = (),
     size: str = "nano",
     ablations: tuple[str, ...] = (),
     seeds: int = 3,
@@ -32,7 +33,8 @@ def ablate(
 
     Args:
         preset: a preset of `mnemos presets`.
-        task: mqar, in-context-recall, noisy-in-context-recall, fuzzy-in-context-recall, selective-copying, memorization, text.
+        task: by default mqar, or text with --data. There are mqar, in-context-recall, noisy-in-context-recall, fuzzy-in-context-recall, selective-copying, memorization, text.
+        data: text of the task text: files and folders, as for `mnemos train`; a twentieth is held out. By default Python's own documentation.
         size: a size of `mnemos presets`.
         ablations: no-polynomial, gd, shallow, window-1, no-memory, no-gates, no-momentum, no-forgetting; by default all that change the preset.
         seeds: trainings per ablation.
@@ -45,7 +47,7 @@ def ablate(
         examples: examples to score.
         set: fields of the model's config as name=value: hidden_size=64 num_hidden_layers=2 memory_chunk_size=16.
         workers: parallel processes; by default one per core.
-        output: folder of the results; by default ablations/PRESET-TASK.
+        output: folder of the results; by default ablations/PRESET-TASK, or ablations/PRESET-DATA.
         plot: plot file, .png, .svg or .pdf; by default ablation.png in that folder; needs matplotlib.
     """
     from ..ablate import TASKS, AblationSettings, applicable, run, summary
@@ -57,6 +59,7 @@ def ablate(
     from ..train.config import ModelConfig
     from .progress import bar_of_cells
 
+    task = task or ("text" if data else "mqar")
     settings = AblationSettings(
         preset=preset,
         size=size,
@@ -69,17 +72,18 @@ def ablate(
         batch_size=batch_size,
         lr=lr,
         examples=examples,
+        data=tuple(data),
     )
     settings.check()
     full = model_config(vars(settings), FULL)
     short = few_commits(full, length, "use --length {length} or --set {smaller}")
     if short:
         print(f"mnemos: {short}", file=sys.stderr)
-    folder = output or Path("ablations") / f"{preset}-{task}"
+    folder = output or Path("ablations") / f"{preset}-{Path(data[0]).stem if data else task}"
     names = ablations or tuple(applicable(full))
     kept = {(r["ablation"], r["seed"]) for r in read_results(folder / "results.jsonl") if "error" not in r}
     cells = [(name, seed) for name in (FULL, *names) for seed in range(seeds)]
-    title = f"{preset} on {task}"
+    title = f"{preset} on {', '.join(Path(place).name or place for place in data) or task}"
     with bar_of_cells(title, len(cells), len(kept & {*cells})) as advance:
 
         def report(result: dict[str, Any]) -> None:
@@ -87,13 +91,13 @@ def ablate(
 
         results = run(settings, folder, names, seeds, workers, report)
     rows, chosen = summary(results), TASKS[task]
-    _print(rows, f"{preset} on {task}, {steps} steps", chosen)
+    _print(rows, f"{title}, {steps} steps", chosen)
     write_json(folder / "summary.json", {"settings": vars(settings), "rows": rows})
     picture = plot or folder / "ablation.png"
     try:
         from ..ablate.plot import plot as draw
 
-        draw(rows, picture, f"{preset} on {task}", chosen.unit, chosen.chance(vars(settings)))
+        draw(rows, picture, title, chosen.unit, chosen.chance(vars(settings)))
         print(f"Drawn: {picture}")
     except ValueError as missing:
         if plot is not None:

@@ -23,7 +23,7 @@ def analyze(
     Args:
         runs: folders of runs.
         out: file of the page; by default analyze.html in the first run's folder.
-        text: file that every checkpoint reads; by default Python's own documentation.
+        text: file that every checkpoint reads; by default the text that the run held out.
         tokens: tokens of the text to read.
         generate: tokens by which every checkpoint continues the run's prompt; 0 for none.
         checkpoints: also examine the checkpoints, not only the metrics.

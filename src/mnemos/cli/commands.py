@@ -71,12 +71,12 @@ COMMANDS = {
         Command("data", "Tokenise or show training data.", "data:data"),
         Command(
             "demo",
-            "Train a small memory model and a sliding-window Transformer of the same size, and compare their recall.",
+            "Train a small memory model, a sliding-window and a full-attention Transformer of the same size, and compare their recall.",
             "demo:demo",
         ),
         Command(
             "eval",
-            "Evaluate a model: a run, a folder that transformers can open, or a hub name.",
+            "Evaluate a model, or compare several: runs, folders that transformers can open, or hub names.",
             "eval:evaluate",
         ),
         Command(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")],
+    models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL [MODEL ...]")],
     /,
     suite: tuple[str, ...] = (),
     output: Path | None = None,
@@ -29,15 +29,16 @@ def evaluate(
     allow_missing: bool = False,
     options: Annotated[EvalSettings, tyro.conf.OmitArgPrefixes, tyro.conf.arg(name="suite")] = EvalSettings(),  # noqa: B008
 ) -> None:
-    """Evaluate a model: a run, a folder that transformers can open, or a hub name.
+    """Evaluate a model, or compare several: runs, folders that transformers can open, or hub names.
 
     Results are written to a JSON file after every suite, with a page beside it. A suite that the file has with the same settings is not run again.
+    Several models get one table, with parameters and training tokens; each also gets its own results file.
 
     Args:
-        model: folder of a run or of a saved model, or a hub name.
+        models: folders of runs or of saved models, or hub names.
         suite: perplexity, needle, babilong, mqar, mad, capacity, length, vitality, commonsense, harness; by default needle babilong capacity; with --text also perplexity and length.
-        output: results file; by default eval.json in the model's folder.
-        plot: also plot the results, to a .png, .svg or .pdf file.
+        output: results file; by default eval.json in the model's folder, and comparison.json here for several models.
+        plot: also plot the results of one model, to a .png, .svg or .pdf file.
         fresh: run suites again that the results file already has.
         device: torch device.
         dtype: dtype of the weights: auto, float32, bfloat16.
@@ -49,6 +50,7 @@ def evaluate(
     """
     import dataclasses
 
+    from ..eval.comparison import short_names, training_tokens
     from ..eval.loading import load
     from ..eval.runner import fingerprint, run_suites
     from ..eval.suites import check_names, default_output, usual_suites
@@ -67,36 +69,80 @@ def evaluate(
             names = " and ".join(left_out)
             print(f"mnemos: {names} are left out: they need a text, --text FILE", file=sys.stderr)
     check_names(suite)
+    if not models:
+        raise ValueError("name at least one model: mnemos eval runs/x")
+    if len(models) > 1 and (plot is not None or watch is not None or len(set(models)) < len(models)):
+        raise ValueError("--plot and --watch take one model, and every model may be named once")
     if watch is not None:
         from ..eval.watch import watch as watch_run
 
-        watch_run(model, suite, settings, watch, once, device, dtype, allow_missing=allow_missing)
+        watch_run(models[0], suite, settings, watch, once, device, dtype, allow_missing=allow_missing)
         return
-    opened, tokenizer = load(model, device, dtype, checkpoint, allow_missing)
-    target = output or default_output(model)
-    about = {"path": str(model), "weights": fingerprint(opened), "dtype": str(opened.dtype).removeprefix("torch.")}
-    results = _with_progress(
-        lambda progress, report: run_suites(
-            opened, tokenizer, suite, settings, target, about, fresh, progress=progress, report=report
-        )
-    )
-    _print_tables(results, suite)
-    if plot is not None:
-        from ..eval.plots import plot_results
+    single = output if len(models) == 1 else None
+    comparison = (output or Path("comparison.json")) if len(models) > 1 else None
+    if comparison is not None:
+        _check_comparison(comparison)
+    measured, failed = {}, []
+    for path, name in zip(models, short_names(models)):
+        opened, tokenizer = load(path, device, dtype, checkpoint, allow_missing)
+        about = {"path": str(path), "weights": fingerprint(opened), "dtype": str(opened.dtype).removeprefix("torch.")}
+        place, tokens = Path(single or default_output(path)), training_tokens(path, checkpoint)
 
-        plot_results(results, plot)
-        print(f"Drawn: {plot}")
-    page = target.with_suffix(".html")
-    write_page(page, results_page(results, f"mnemos eval: {model}"))
-    print(f"Results: {target}")
-    print(f"Page: {page}")
-    failed = [f"{name}: {results['suites'][name]['error']}" for name in suite if "error" in results["suites"][name]]
+        def measure(progress, report, model=opened, tokenizer=tokenizer, about=about, place=place, tokens=tokens):
+            return run_suites(model, tokenizer, suite, settings, place, about, fresh, progress, report, tokens)
+
+        measured[name] = results = _with_progress(measure, "" if comparison is None else f"{name}: ")
+        write_page(place.with_suffix(".html"), results_page(results, f"mnemos eval: {path}"))
+        if comparison is None:
+            _print_tables(results, suite)
+        if plot is not None:
+            from ..eval.plots import plot_results
+
+            plot_results(results, plot)
+            print(f"Drawn: {plot}")
+        print(f"Results: {place}")
+        print(f"Page: {place.with_suffix('.html')}")
+        whose = "" if comparison is None else f"{name}, "
+        errors = {one: results["suites"][one].get("error") for one in suite}
+        failed += [f"{whose}{one}: {error}" for one, error in errors.items() if error is not None]
+    if comparison is not None:
+        _print_comparison(measured, comparison)
     if failed:
         raise ValueError("; ".join(failed))
 
 
-def _with_progress(run) -> dict[str, Any]:
-    """Run with a progress bar for the current suite."""
+def _check_comparison(path: Path) -> None:
+    """Raise an error for a file that is there and holds no comparison."""
+    from ..eval.comparison import COMPARISON_FORMAT
+    from ..eval.files import read_json
+
+    if not path.parent.is_dir() or path.is_dir():
+        raise ValueError(f"output={str(path)!r:.200} cannot be written; give a file in an existing folder")
+    if path.exists():
+        found = read_json(path)
+        if not isinstance(found, dict) or found.get("format") != COMPARISON_FORMAT:
+            raise ValueError(f"{path} is not a comparison of models; choose another --output")
+
+
+def _print_comparison(measured: dict[str, Any], path: Path) -> None:
+    """The table, and its JSON file and page."""
+    from ..eval.comparison import COMPARISON_FORMAT, compare
+    from ..eval.files import write_json
+    from ..report.page import write_page
+    from ..report.results import comparison_page
+    from .tables import print_table
+
+    found = compare(measured)
+    print_table(found.heads(), found.rows(), left=["model"])
+    print("* the best of a column")
+    write_json(path, {"format": COMPARISON_FORMAT, "models": measured})
+    write_page(path.with_suffix(".html"), comparison_page(measured, "mnemos eval: " + ", ".join(measured)))
+    print(f"Comparison: {path}")
+    print(f"Page: {path.with_suffix('.html')}")
+
+
+def _with_progress(run, prefix: str = "") -> dict[str, Any]:
+    """Run with a progress bar for the current suite; prefix: of the names of bars."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[done]}"), TimeElapsedColumn())
@@ -106,7 +152,7 @@ def _with_progress(run) -> dict[str, Any]:
 
         def report(name: str, what: str, work: int | None) -> None:
             if name not in bars:
-                bars[name] = bar.add_task(name, total=None, done="")
+                bars[name] = bar.add_task(prefix + name, total=None, done="")
             if what == "running":
                 current[:] = [bars[name], 0]
                 bar.update(bars[name], total=work)

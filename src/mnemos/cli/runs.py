@@ -61,7 +61,7 @@ def _print_table(rows: list[dict]) -> None:
         "val_loss": "{:.4f}",
         "bits_per_byte": "{:.3f}",
         "best": "{:.4f}",
-        "memory_gain": "{:+.1%}",
+        "learning_gain": "{:+.1%}",
         "tokens_per_second": "{:,.0f}",
         "bad_steps": "{}",
     }

@@ -118,8 +118,8 @@ def read_arguments(arguments: Sequence[str]):
     for path in chosen["--config"]:
         config = merge(config, _fields(path))
     if resume is not None:
-        if chosen["--recipe"] or chosen["--config"]:
-            raise ValueError("--resume uses the settings of the run: leave out --recipe and --config")
+        if any(chosen.values()):
+            raise ValueError("--resume uses the settings of the run: leave out --recipe, --config and --match-size")
         path = Path(resume) if resume else _newest(rest, config.folder)
         path = path.absolute() if path.name == "" else path.resolve() if path.name == ".." else path
         if not (path / "config.yaml").exists():
@@ -140,6 +140,8 @@ def read_arguments(arguments: Sequence[str]):
         + "\n".join(f"  {name}: {text}" for name, (text, _) in RECIPES.items())
         + "\n\n--resume [RUN] continues a run; by default the newest.\n"
         + "--dry-run [N] starts no run: it builds one block of each kind, and prints parameters, steps and memory on N devices.\n\n"
+        + "--match-size OTHER sets the width of the feed-forward layers so that the model has as many parameters as OTHER: a preset\n"
+        + "(transformer, or transformer:tiny), a run, a model's folder, or a number (10M).\n\n"
         + "Short forms: "
         + ", ".join(f"{short} for {full}" for short, full in SHORT_FLAGS.items())
         + ".\n\n--output-dir RUN is the folder of the run, --folder and --name in one (with --name: the parent folder)."
@@ -155,12 +157,24 @@ def read_arguments(arguments: Sequence[str]):
         raise ValueError(
             f"--resume uses the model of the run, {before.preset} {before.size}: leave out --preset, --size and --model.set"
         )
+    for target in chosen["--match-size"][-1:]:
+        config.model = _matched(config, target)
     check_trackers(config.watch.trackers)
     if config.name is not None:
         check_name(config.name)
     if chosen["--config"] and config.name and "--name" not in flags:
         config.name = new_name(Path(config.folder), config.name)  # the same settings again, but not the same folder
     return config, resume is not None
+
+
+def _matched(config, target: str):
+    """The choices of the model for --match-size."""
+    from ..train.estimate import vocabulary_size
+    from ..train.match_size import match_size
+
+    model, wanted = match_size(config.model, target, vocabulary_size(config.data.tokenizer))
+    print(f"--match-size {target}: {wanted:,} parameters, with --model.set {model.set[-1]}", file=sys.stderr)
+    return model
 
 
 def _fields(path: str) -> dict:
@@ -174,9 +188,9 @@ def _fields(path: str) -> dict:
 
 
 def _take(arguments: Sequence[str]) -> tuple[list[str], dict[str, list[str]], str | None]:
-    """The arguments with long flags; the values of --recipe and --config; the value of --resume ("" for none given)."""
+    """The arguments with long flags; the values of --recipe, --config and --match-size; the value of --resume ("" for none given)."""
     rest: list[str] = []
-    chosen: dict[str, list[str]] = {"--recipe": [], "--config": []}
+    chosen: dict[str, list[str]] = {"--recipe": [], "--config": [], "--match-size": []}
     resume, items, place = None, list(arguments), None
     while items:
         flag, equals, value = items.pop(0).partition("=")

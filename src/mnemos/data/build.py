@@ -36,11 +36,7 @@ def build(
     """The shards of a source, built if they do not exist. Other processes that need the same shards wait for the first one."""
     if add_bos and tokenizer.bos_token_id is None:
         raise ValueError(f"add_bos needs a token that begins a document, but tokenizer {tokenizer.name!r} has none")
-    identity = {"format": SHARD_FORMAT, "source_hash": source.fingerprint(rules), "add_bos": add_bos}
-    identity |= {"tokenizer_hash": tokenizer.fingerprint(), "eos_token_id": tokenizer.eos_token_id}
-    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-    label = re.sub(r"[^A-Za-z0-9.]+", "-", source.name)[-40:].strip("-") or "source"
-    folder = cache / "shards" / f"{label}-{key}"
+    folder, identity = _place(source, tokenizer, rules, cache, add_bos)
     parts = parts_of(source.items)
     if not _is_whole(folder, len(parts)):
         folder.mkdir(parents=True, exist_ok=True)
@@ -67,6 +63,23 @@ def build(
         why = report.why_skipped()
         raise ValueError(f"source {source.name!r} holds no document" + (f": skipped {why}" if why else ""))
     return Store(folder)
+
+
+def built(source: Source, tokenizer: Tokenizer, rules: ReadRules, cache: Path, add_bos: bool = False) -> Path | None:
+    """The folder of a source's shards; None if they are not built."""
+    folder, _ = _place(source, tokenizer, rules, cache, add_bos)
+    return folder if _is_whole(folder, len(parts_of(source.items))) else None
+
+
+def _place(
+    source: Source, tokenizer: Tokenizer, rules: ReadRules, cache: Path, add_bos: bool
+) -> tuple[Path, dict[str, Any]]:
+    """The folder of a source's shards, and the identity that it depends on."""
+    identity = {"format": SHARD_FORMAT, "source_hash": source.fingerprint(rules), "add_bos": add_bos}
+    identity |= {"tokenizer_hash": tokenizer.fingerprint(), "eos_token_id": tokenizer.eos_token_id}
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+    label = re.sub(r"[^A-Za-z0-9.]+", "-", source.name)[-40:].strip("-") or "source"
+    return cache / "shards" / f"{label}-{key}", identity
 
 
 def _is_whole(folder: Path, parts: int) -> bool:

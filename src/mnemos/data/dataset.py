@@ -165,14 +165,10 @@ def tokenizer_of(
     config: DataConfig, sources: Sequence[Source], rules: ReadRules, cache: Path, progress: bool | None
 ) -> Tokenizer:
     """The tokenizer of a config; `bpe:n` is trained on the sources at first use."""
-    kind, _, size = config.tokenizer.partition(":")
-    if kind != "bpe" or not size:
+    folder = bpe_folder(config, sources, rules, cache)
+    if folder is None:
         return open_tokenizer(config.tokenizer, config.eos_token)
-    if not size.isdecimal():
-        raise ValueError(f"tokenizer {config.tokenizer!r} must include its vocabulary size, as in bpe:32000")
-    identity = [size, BPE_CHARS, *(source.fingerprint(rules) for source in sources), *(s.weight for s in sources)]
-    key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
-    folder = cache / "tokenizers" / f"bpe-{size}-{key}"
+    size = config.tokenizer.partition(":")[2]
     folder.parent.mkdir(exist_ok=True)
     written_last = folder / "tokenizer_config.json"
     if not written_last.exists():
@@ -185,3 +181,15 @@ def tokenizer_of(
     tokenizer = open_tokenizer(str(folder / "tokenizer.json"), "<eos>")
     tokenizer.name = config.tokenizer
     return tokenizer
+
+
+def bpe_folder(config: DataConfig, sources: Sequence[Source], rules: ReadRules, cache: Path) -> Path | None:
+    """The folder of the tokenizer `bpe:n`, which depends on the sources; None for other tokenizers."""
+    kind, _, size = config.tokenizer.partition(":")
+    if kind != "bpe" or not size:
+        return None
+    if not size.isdecimal():
+        raise ValueError(f"tokenizer {config.tokenizer!r} must include its vocabulary size, as in bpe:32000")
+    identity = [size, BPE_CHARS, *(source.fingerprint(rules) for source in sources), *(s.weight for s in sources)]
+    key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+    return cache / "tokenizers" / f"bpe-{size}-{key}"

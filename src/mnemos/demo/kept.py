@@ -15,10 +15,9 @@ from ..models import MnemosForCausalLM
 from .facts import facts, told
 from .game import BEFORE_QUESTION
 from .results import DemoPlan
-from .training import ProgressHook, train, training_text
+from .training import ProgressHook, one_thread, train, training_text
 
 FOLDER = "demo-facts-1"
-SECONDS = 75.0  # of training, at most
 LEAST_RECALL = 0.8  # in the game; a model below it is not kept
 CONFIG = "config.json"
 
@@ -28,16 +27,16 @@ def kept_folder() -> Path:
     return cache_folder(None) / FOLDER
 
 
-def open_kept(progress: ProgressHook | None = None, seconds: float = SECONDS) -> MnemosForCausalLM:
-    """The kept model in evaluation mode; the first call trains it. progress: see `training.train`. seconds: of training, at most."""
+def open_kept(progress: ProgressHook | None = None, plan: DemoPlan | None = None) -> MnemosForCausalLM:
+    """The kept model in evaluation mode; the first call trains it. progress: see `training.train`. plan: of the training."""
     folder = kept_folder()
     if not is_kept():
         with FileLock(folder.parent / f".{FOLDER}.lock"):
             if not is_kept() and not keep(
-                trained(DemoPlan(), seconds, progress)
+                trained(plan or DemoPlan(), progress)
             ):  # no other process trained it meanwhile
                 raise ValueError(
-                    f"the demo's model has not learnt its task in {seconds:.0f} seconds: try again when the machine is less busy"
+                    "the demo's model has not learned its task here: run `mnemos demo`, which shows its training"
                 )
     try:
         model: Any = MnemosForCausalLM.from_pretrained(folder)
@@ -51,16 +50,17 @@ def is_kept() -> bool:
     return (kept_folder() / CONFIG).is_file()
 
 
-def trained(plan: DemoPlan, seconds: float, progress: ProgressHook | None = None) -> MnemosForCausalLM:
+def trained(plan: DemoPlan, progress: ProgressHook | None = None) -> MnemosForCausalLM:
     """A newly trained memory model of the demo."""
     torch.manual_seed(plan.curriculum.seed)
     model = MnemosForCausalLM(plan.memory_config())
-    train(model, training_text(plan.text_characters)[0], plan.curriculum, seconds, progress=progress)
+    with one_thread():
+        train(model, training_text(plan.text_characters)[0], plan.curriculum, progress=progress)
     return model.eval()
 
 
 def keep(model: MnemosForCausalLM) -> bool:
-    """Write a trained model to the user's cache folder, unless one is there or the model has not learnt the game. Returns whether it did.
+    """Write a trained model to the user's cache folder, unless one is there or the model has not learned the game. Returns whether it did.
 
     A kept model is never replaced: saved sessions belong to its weights.
     """

@@ -1,4 +1,4 @@
-"""Measurements of the demo: recall by distance, bytes of state, a saved and loaded state, bits per byte of text.
+"""Measurements of the demo: recall by distance with the bytes of the state, a saved and loaded state, bits per byte of text.
 
 Shapes: B rows, P pairs, T tokens.
 """
@@ -22,12 +22,13 @@ from ..models import MnemosCache, MnemosForCausalLM
 from .facts import excerpts, facts, lesson, told, word
 
 READ_TOKENS = 1024  # tokens per call while a long text is read
+EXCERPT_CHARACTERS = 220  # of the beginning and of the end of a text that is shown
 Advance = Callable[[int], object]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Answers (B, P) at one distance and the correct ones; bytes of the state; seconds of reading so far."""
+    """Answers (B, P) at one distance and the correct ones; bytes of one row's state; seconds of reading so far; text: that of the first row."""
 
     distance: int
     people: Tensor
@@ -35,15 +36,16 @@ class Asked:
     answers: Tensor
     state_bytes: int
     seconds: float
+    text: str = ""
 
     @property
     def recall(self) -> float:
         return (self.answers == self.right).double().mean().item()
 
-    def examples(self, count: int) -> list[tuple[str, str, str]]:
+    def examples(self) -> list[tuple[str, str, str]]:
         """Person, thing, and the model's answer, for the first row."""
         rows = zip(self.people[0].tolist(), self.right[0].tolist(), self.answers[0].tolist())
-        return [(word(person), word(thing), said(answer)) for person, thing, answer in list(rows)[:count]]
+        return [(word(person), word(thing), said(answer)) for person, thing, answer in rows]
 
 
 def said(token: int) -> str:
@@ -53,9 +55,9 @@ def said(token: int) -> str:
 
 @torch.no_grad()
 def ask(model: MnemosForCausalLM, cache: MnemosCache, people: Tensor) -> Tensor:
-    """Query every row, each question from the same state: people (B, P) -> answers (B, P)."""
-    B, P = people.shape
-    return model(people.reshape(B * P, 1), past_key_values=cache.fork(P)).logits[:, -1].argmax(-1).view(B, P)
+    """Query every row, each question from the same state: people (B, P) -> answers (B, P). One copy of the state at a time."""
+    columns = people.split(1, 1)
+    return torch.stack([model(x, past_key_values=cache.fork(1)).logits[:, -1].argmax(-1) for x in columns], 1)
 
 
 @torch.no_grad()
@@ -85,7 +87,8 @@ def recall_by_distance(
                 advance(piece.numel())
         paused = time.perf_counter()
         answers = ask(model, cache, people)
-        yield Asked(distance, people, things, answers, cache.nbytes // rows, paused - begin), cache
+        excerpt = shortened(bytes(between[0, :distance].tolist()).decode(errors="replace"))
+        yield Asked(distance, people, things, answers, cache.nbytes // rows, paused - begin, excerpt), cache
         begin += time.perf_counter() - paused  # queries do not count as reading
 
 
@@ -125,15 +128,12 @@ def bits_per_byte(model: Any, text: np.ndarray, rows: int, pairs: int, length: i
     return total / count / math.log(2)
 
 
-@torch.no_grad()
-def state_bytes(model: MnemosForCausalLM, text: np.ndarray, lengths: Sequence[int]) -> dict[int, int]:
-    """Bytes of one row's state after each number of tokens."""
-    found, cache, done = {}, None, 0
-    ids = torch.from_numpy(np.resize(text, max(lengths)).astype(np.int64))[None]
-    for length in sorted(lengths):
-        while done < length:
-            end = min(done + READ_TOKENS, length)
-            cache, done = model.state(ids[:, done:end], cache), end
-        assert cache is not None
-        found[length] = cache.nbytes
-    return found
+def shortened(text: str, edge: int = EXCERPT_CHARACTERS) -> str:
+    """A text without its middle, in one line.
+
+    >>> shortened("to be,  or not", 100), shortened("0123456789", 2)
+    ('to be, or not', '01 … 89')
+    """
+    if len(text) > 2 * edge + 3:
+        text = f"{text[:edge]} … {text[-edge:]}"
+    return " ".join(text.split())

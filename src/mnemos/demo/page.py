@@ -5,51 +5,50 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING
 
-from .charts import Line, Mark, chart
+from ..colours import colour, colour_index
+from ..report.charts import CHARTS_CSS, Line, Mark, chart
+from ..report.page import head
 from .facts import CHANCE
-from .results import example_at, examples_of
+from .results import MODEL_NAMES, example_at, example_of
 
 if TYPE_CHECKING:
     from .results import DemoReport
 
+MODEL_COLORS = {name: colour(name) for name in MODEL_NAMES}
 PAGE_CSS = """
-:root { color-scheme: light dark; --ink: #212529; --soft: #5c636a; --paper: #fff; --line: #dee2e6; --panel: #f8f9fa }
-@media (prefers-color-scheme: dark) { :root { --ink: #e9ecef; --soft: #adb5bd; --paper: #16191d; --line: #3b4148; --panel: #1e2226 } }
-* { box-sizing: border-box }
-body { margin: 0 auto; max-width: 960px; padding: 16px; color: var(--ink); background: var(--paper); font: 16px/1.5 system-ui, sans-serif }
-h1 { font-size: 1.5rem; line-height: 1.25 } h2 { font-size: 1.1rem; margin: 0 0 .4rem } p { margin: .4rem 0 } .soft { color: var(--soft) }
-.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)); gap: 16px }
-section { background: var(--panel); border: 1px solid var(--line); border-radius: 8px; padding: 14px; min-width: 0 }
-svg { width: 100%; height: auto; display: block } svg text { font: 12px system-ui, sans-serif; fill: var(--soft) }
-.grid { stroke: var(--line) } .mark { stroke: var(--soft); stroke-dasharray: 4 4 }
-.legend { display: flex; flex-wrap: wrap; gap: 4px 16px; font-size: .85rem } .legend i { display: inline-block; width: 10px; height: 10px; border-radius: 5px; margin-right: 6px }
-.legend i.dash { width: 18px; height: 0; border-radius: 0; border-top: 2px dashed var(--soft); vertical-align: middle }
-.scroll { overflow-x: auto } table { border-collapse: collapse; width: 100%; font-size: .9rem } th, td { text-align: left; vertical-align: bottom; padding: 4px 8px; border-bottom: 1px solid var(--line) }
-td.right { color: #2b8a3e; font-weight: 600 } td.wrong { color: #c92a2a } .number { text-align: right; font-variant-numeric: tabular-nums }
-@media (prefers-color-scheme: dark) { td.right { color: #69db7c } td.wrong { color: #ff8787 } }
-code { overflow-wrap: anywhere }
+.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 440px), 1fr)); gap: 16px; margin-top: 16px }
+.panels h2 { margin: 0 0 4px } .wide { grid-column: 1 / -1 }
+.story { display: grid; grid-template-columns: max-content 1fr; gap: 8px 16px; margin: 8px 0 0 } .story dt { color: var(--soft) } .story dd { margin: 0; min-width: 0; overflow-wrap: anywhere }
+.story .text { max-height: 9em; overflow-y: auto; font: 0.85rem/1.45 ui-monospace, "DejaVu Sans Mono", monospace; color: var(--soft) }
+.right { color: var(--good); font-weight: 600 } .wrong { color: var(--bad) }
+@media (max-width: 600px) { .story { grid-template-columns: 1fr; gap: 0 } .story dd { margin-bottom: 8px } }
 """
 
 
 def page(report: DemoReport) -> str:
-    """The page of a run: charts, tables and a description of each measurement."""
-    panels = [_learning(report), _distance(report), _examples(report), _state(report), _file(report), _text(report)]
-    far = report.recall["memory"][-1]
-    other = report.recall["window only"][-1]
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Mnemos demo</title><style>{PAGE_CSS}</style></head><body>
-<h1>A memory that learns while it reads</h1>
-<p>Two models of one size ({report.parameters["memory"]:,} and {report.parameters["window only"]:,} parameters) see {report.plan.window} tokens at a time.
-One of them also has a memory. {far.distance:,} tokens after the facts it recalls {far.recall:.0%} of them; the other {other.recall:.0%}, where guessing gives {CHANCE:.0%}.</p>
+    """The page of a run: an example, charts, tables and a description of each measurement."""
+    panels = [_example(report), _distance(report), _state(report), _learning(report), _answers(report), _rest(report)]
+    return f"""{head("Mnemos demo", CHARTS_CSS + PAGE_CSS)}
+<body><main>
+<h1>{html.escape(finding(report))}</h1>
+<p>Three models of one size ({report.parameters["memory"]:,} parameters) read facts, then text, then questions. One has a memory that learns while it reads,
+one attends to {report.plan.baseline_window} tokens, one to all tokens. Guessing gives {CHANCE:.0%}.</p>
 <p class="soft">Everything on this page was measured in one run of {report.seconds:.0f} seconds. {html.escape(report.machine)}.</p>
 <div class="panels">{"".join(panels)}</div>
-</body></html>
+</main></body></html>
 """
 
 
-def _section(title: str, *parts: str) -> str:
-    return f"<section><h2>{html.escape(title)}</h2>{''.join(parts)}</section>"
+def finding(report: DemoReport) -> str:
+    """The main result in one sentence."""
+    memory, window = report.recall["memory"], report.recall["window only"]
+    far = max((a for a in memory if a.recall >= 0.5), key=lambda a: a.distance, default=memory[0])
+    other = next(a for a in window if a.distance == far.distance)
+    return f"{far.distance:,} tokens after the facts, the memory recalls {far.recall:.0%}, and the window {other.recall:.0%}"
+
+
+def _section(title: str, *parts: str, wide: bool = False) -> str:
+    return f'<section class="card{" wide" * wide}"><h2>{html.escape(title)}</h2>{"".join(parts)}</section>'
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
@@ -67,7 +66,57 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
     numbers = [column[:1].isdigit() for column in rows[0]]
     names = "".join(f'<th class="number">{h}</th>' if number else f"<th>{h}</th>" for h, number in zip(head, numbers))
     lines = "".join(f"<tr>{''.join(cell(text) for text in row)}</tr>" for row in rows)
-    return f'<div class="scroll"><table>{f"<tr>{names}</tr>" if any(head) else ""}{lines}</table></div>'
+    table = f'<table class="data">{f"<tr>{names}</tr>" if any(head) else ""}{lines}</table>'
+    return f'<div class="scroll" tabindex="0">{table}</div>'
+
+
+def _example(report: DemoReport) -> str:
+    example = example_of(report.recall, example_at(report.plan))
+    (person, thing), *others = example.facts
+    rest = ", ".join(f"{p} {t}" for p, t in others)
+    answers = ""
+    for name, given in example.answers.items():
+        right = given[0] == thing
+        mark = "right" if right else f"wrong, it is {thing}"
+        answers += f'<dt>{name}</dt><dd class="{"right" if right else "wrong"}">{html.escape(given[0])} ({mark})</dd>'
+    story = (
+        f"<dt>facts</dt><dd><b>{person} {thing}</b>{', ' if rest else ''}{rest}</dd>"
+        f'<dt>text, {example.distance:,} bytes</dt><dd class="text" tabindex="0">{html.escape(example.text)}</dd>'
+        f"<dt>question</dt><dd><b>{person}?</b></dd>{answers}"
+    )
+    return _section("A fact, a text, a question", f'<dl class="story">{story}</dl>', wide=True)
+
+
+def _distance(report: DemoReport) -> str:
+    lines = [
+        Line(name, [a.distance for a in found], [a.recall for a in found], colour_index(name))
+        for name, found in report.recall.items()
+    ]
+    plan = report.plan
+    marks = [Mark("guessing", y=CHANCE)]
+    if min(plan.distances) < plan.reach < max(plan.distances):
+        marks.append(Mark("the windows' reach", x=plan.reach))
+    drawn = chart(lines, "tokens since the facts", "recall", (0, 1), log="x", percent=True, marks=marks)
+    words = (
+        f"<p>{plan.questions} questions at each distance, on text that was held out. Windows of {plan.baseline_window} tokens in {plan.layers} layers "
+        f"reach {plan.reach} tokens back. Training had up to {plan.curriculum.longest:,} tokens between facts and questions. "
+        f"Full attention is asked up to {max(plan.attention_distances):,}; beyond the training, its positions are new to it.</p>"
+    )
+    return _section("Recall by distance", drawn, words)
+
+
+def _state(report: DemoReport) -> str:
+    lines = [
+        Line(name, [a.distance for a in found], [a.state_bytes for a in found], colour_index(name))
+        for name, found in report.recall.items()
+    ]
+    drawn = chart(lines, "tokens read", "bytes of state", log="xy")
+    last = report.recall["memory"][-1]
+    words = (
+        f"<p>After {last.distance:,} tokens the memory's state still has {last.state_bytes:,} bytes. "
+        f"It reads {report.plan.rows * last.distance / max(1e-9, last.seconds):,.0f} tokens per second on one thread.</p>"
+    )
+    return _section("Bytes of state", drawn, words)
 
 
 def _learning(report: DemoReport) -> str:
@@ -75,61 +124,33 @@ def _learning(report: DemoReport) -> str:
     for name, curve in report.curves.items():
         every = max(1, curve.steps // 60)
         steps = range(every, curve.steps + 1, every)
-        lines.append(Line(name, list(steps), [_mean(curve.recall[s - every : s]) for s in steps], dots=False))
-    plan, memory, other = report.plan, report.curves["memory"], report.curves["window only"]
+        y = [_mean(curve.recall[s - every : s]) for s in steps]
+        lines.append(Line(name, list(steps), y, colour_index(name), dots=False))
+    plan, memory = report.plan, report.curves["memory"]
     grew = "the text never grew" if memory.grew_at is None else f"the text grew from step {memory.grew_at} on"
+    ended = "reached its goal" if memory.reached else "did not reach its goal"
     drawn = chart(lines, "training steps", "recall", (0, 1), percent=True, marks=[Mark("guessing", y=CHANCE)])
+    seconds = ", ".join(f"{name} {curve.seconds:.0f} s" for name, curve in report.curves.items())
     words = (
-        f"<p>Up to {plan.curriculum.pairs} facts, {plan.curriculum.gap[0]} to {plan.curriculum.longest} bytes of text, then questions; {grew}. The same batches for both: "
-        f"{memory.steps} steps in {memory.seconds:.0f} s with the memory, {other.steps} in {other.seconds:.0f} s without.</p>"
+        f"<p>Up to {plan.curriculum.pairs} facts, {plan.curriculum.gap[0]} to {plan.curriculum.longest:,} bytes of text, then questions; {grew}. "
+        f"Training {ended} of {plan.curriculum.goal:.0%} after {memory.steps} steps. The others got the same batches. {seconds}.</p>"
     )
     return _section("Learning to keep facts", drawn, words)
 
 
-def _distance(report: DemoReport) -> str:
-    lines = [
-        Line(name, [a.distance for a in found], [a.recall for a in found]) for name, found in report.recall.items()
-    ]
-    marks = [Mark("guessing", y=CHANCE), Mark("the windows' reach", x=report.plan.reach)]
-    drawn = chart(lines, "tokens since the facts", "recall", (0, 1), log="x", percent=True, marks=marks)
-    questions = report.plan.rows * report.plan.curriculum.pairs
-    words = f"<p>{questions} questions at each distance, on text that was held out. Windows of {report.plan.window} tokens in {report.plan.layers} layers see {report.plan.reach} tokens back.</p>"
-    return _section("Recall by distance", drawn, words)
-
-
-def _examples(report: DemoReport) -> str:
-    distance = example_at(report.plan)
+def _answers(report: DemoReport) -> str:
+    example = example_of(report.recall, example_at(report.plan))
     rows = []
-    for person, thing, *answers in examples_of(report.recall, distance, report.plan.curriculum.pairs):
-        marked = [f'<td class="{"right" if a == thing else "wrong"}">{html.escape(a)}</td>' for a in answers]
+    for i, (person, thing) in enumerate(example.facts):
+        marked = []
+        for answers in example.answers.values():
+            marked.append(f'<td class="{"right" if answers[i] == thing else "wrong"}">{html.escape(answers[i])}</td>')
         rows.append([person, thing, *marked])
-    return _section(
-        f"One reader, {distance:,} tokens later",
-        _table(["asked about", "fact", "answer with memory", "answer of window only"], rows),
-    )
+    heads = ["question", "fact", *example.answers]
+    return _section(f"All answers, {example.distance:,} tokens later", _table(heads, rows))
 
 
-def _state(report: DemoReport) -> str:
-    found = report.far
-    lines = [Line(name, [a.distance for a in list_], [a.state_bytes for a in list_]) for name, list_ in found.items()]
-    lines.append(Line("full attention", list(report.attention), list(report.attention.values())))
-    sizes = [y for line in lines for y in line.y]
-    drawn = chart(lines, "tokens read", "bytes of state", (min(sizes) / 2, max(sizes) * 2), log="xy")
-    rows = [
-        [
-            f"{a.distance:,}",
-            f"{a.state_bytes:,}",
-            f"{a.recall:.0%}",
-            f"{report.plan.far_rows * a.distance / a.seconds:,.0f}",
-        ]
-        for a in found["memory"]
-    ]
-    return _section(
-        "The state's size", drawn, _table(["tokens read", "bytes of the memory model", "recall", "tokens/s"], rows)
-    )
-
-
-def _file(report: DemoReport) -> str:
+def _rest(report: DemoReport) -> str:
     kept = report.kept
     rows = [
         ["recall before saving", f"{kept.before:.1%}"],
@@ -137,19 +158,13 @@ def _file(report: DemoReport) -> str:
         ["largest difference of any logit", f"{kept.largest_difference:g}"],
         ["bytes of the file", f"{kept.file_bytes:,}"],
     ]
+    text = [[name, f"{bits:.3f}", f"{report.parameters[name]:,}"] for name, bits in report.text.items()]
     return _section(
-        "Saved and loaded",
-        f"<p>{report.plan.rows} readers in <code>{kept.path.name}</code>.</p>",
+        "Saved and loaded, and text",
+        f"<p>The state of {report.plan.rows} readers in <code>{html.escape(kept.path.name)}</code>.</p>",
         _table(["", ""], rows),
-    )
-
-
-def _text(report: DemoReport) -> str:
-    rows = [[name, f"{bits:.3f}", f"{report.parameters[name]:,}"] for name, bits in report.text.items()]
-    return _section(
-        "Predicting text",
-        "<p>Both were trained on the text between facts and questions too. Bits per byte of held-out text in that place, lower is better.</p>",
-        _table(["model", "bits per byte", "parameters"], rows),
+        "<p>Bits per byte of held-out text behind facts, as in training; lower is better.</p>",
+        _table(["model", "bits per byte", "parameters"], text),
     )
 
 

@@ -1,8 +1,8 @@
-"""Training with a time limit: until recall reaches its goal or the time is nearly over; then the learning rate falls to its end.
+"""Training until the task is learned: until recall reaches its goal at the longest distance; then the learning rate falls to its end.
 
 Facts are close to their questions at first, because long distances cannot be learned from scratch in minutes: every byte of text is
 written to the memory too, until the gates have learned to select, and they learn this only from answers that are recalled.
-When most answers are right, the distance grows by one token per step.
+When most answers are right, the distance grows by a factor per step. Nothing depends on the clock, so every machine trains the same model.
 
 Shapes: B batch rows, T tokens, V vocabulary.
 """
@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -28,27 +30,34 @@ from .facts import Lesson, lesson
 WARMUP = 20  # steps
 RECALL_WINDOW_STEPS = 20  # steps over which recall is averaged
 FINISH = 0.2  # fraction of all steps in which the learning rate falls
-LONG = 64  # tokens of text; above, a batch has half the rows and so about the same cost
+BATCH_TOKENS = 2048  # of text and facts, about; longer texts have fewer rows
+MIN_ROWS = 4
 
 
 @dataclass(frozen=True)
 class Curriculum:
     """Batches and goals. pairs: largest number of facts. gap: smallest and largest distance from facts to questions at first, in tokens;
-    longest: largest distance in the end. ready: recall at which the distance begins to grow; goal: recall at the longest distance that ends training."""
+    longest: largest distance in the end; growth: factor per step between them. Distances are drawn evenly on a logarithmic scale.
+    ready: recall at which the distance begins to grow; goal: recall at the longest distance that ends training, at max_steps at the latest.
+    text_weight: weight of the loss of the text, next to 1 for the answers."""
 
     rows: int = 32
     pairs: int = 8
     gap: tuple[int, int] = (2, 6)
-    longest: int = 160
+    longest: int = 1024
+    growth: float = 1.03
     ready: float = 0.85
-    goal: float = 0.99
+    goal: float = 0.95
+    text_weight: float = 0.1
+    max_steps: int = 2000
     lr: float = 4e-3
     seed: int = 0
 
 
 @dataclass
 class Curve:
-    """The record of a training: recall of the answers and loss of the text at every step. grew_at: the step at which the distance began to grow."""
+    """The record of a training: recall of the answers and loss of the text at every step. grew_at: the step at which the distance began to
+    grow. reached: whether recall reached the goal, which ended the training."""
 
     recall: list[float] = field(default_factory=list)
     text_loss: list[float] = field(default_factory=list)
@@ -68,7 +77,21 @@ class Curve:
     def longest(self, curriculum: Curriculum) -> int:
         """The largest distance of the next batch."""
         grown = 0 if self.grew_at is None else max(0, self.steps - self.grew_at)
-        return min(curriculum.longest, curriculum.gap[1] + grown)
+        exponent = min(grown * math.log(curriculum.growth), math.log(curriculum.longest / curriculum.gap[1]))
+        return round(curriculum.gap[1] * math.exp(exponent))
+
+    def done(self, curriculum: Curriculum, total: int | None = None) -> float:
+        """An estimate of the fraction that is done: half for being ready, a third for the distance, the rest for the end.
+
+        >>> Curve().done(Curriculum()), Curve([0.5] * 10).done(Curriculum(), total=20)
+        (0.0, 0.5)
+        """
+        if total is not None:
+            return self.steps / total
+        if self.grew_at is None:
+            return 0.5 * min(1.0, self.recent() / curriculum.ready)
+        first, last = curriculum.gap[1], curriculum.longest
+        return 0.5 + 0.3 * math.log(self.longest(curriculum) / first) / math.log(last / first)
 
 
 ProgressHook = Callable[[float, Curve], object]
@@ -78,13 +101,14 @@ def train(
     model: MnemosForCausalLM,
     text: np.ndarray,
     curriculum: Curriculum,
-    seconds: float,
     like: Curve | None = None,
     progress: ProgressHook | None = None,
+    seconds: float = math.inf,
 ) -> Curve:
-    """Train for at most `seconds`. The learning rate begins to fall when recall reaches the goal, or when only the time for the decay is left.
+    """Train until recall reaches the goal at the longest distance, and then while the learning rate falls; at most `curriculum.max_steps` steps.
 
     like: the curve of another model; this one then trains for as many steps on the same batches. progress: called with the fraction done.
+    seconds: an upper limit of the time, for machines that are too slow; a training that it ends has not reached its goal.
     """
     model.train()
     training = _Training(model, text, curriculum, seconds, like, progress)
@@ -107,6 +131,17 @@ def training_text(characters: int) -> tuple[np.ndarray, np.ndarray]:
     text = np.frombuffer("".join(documents(characters)).encode(), np.uint8)
     border = len(text) * 9 // 10
     return text[:border], text[border:]
+
+
+@contextmanager
+def one_thread() -> Generator[None]:
+    """Models this small are as fast on one thread, and their numbers then do not depend on the number of cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class _Training:
@@ -147,7 +182,7 @@ class _Training:
         answers, recall = _of(logits, batch.ids, batch.of_answer)
         text, _ = _of(logits, batch.ids, batch.of_text)
         self.recall = recall.item()
-        return BatchLoss(answers + (0.3 if self.curve.grew_at is None else 1.0) * text, text.detach())
+        return BatchLoss(answers + self.curriculum.text_weight * text, text.detach())
 
     def after_step(self, step: int, outcome: Outcome) -> None:
         """Record the step, let the gap grow, and decide when the learning rate falls. A skipped step costs time only."""
@@ -161,18 +196,19 @@ class _Training:
             if curve.grew_at is None and curve.steps >= RECALL_WINDOW_STEPS and curve.recent() >= curriculum.ready:
                 curve.grew_at = curve.steps
             curve.reached = curve.longest(curriculum) == curriculum.longest and curve.recent() >= curriculum.goal
-            if curve.reached or curve.seconds > self.seconds * (1 - FINISH):
-                self.falling, self.total = curve.steps, math.ceil(curve.steps / (1 - FINISH))
+            steps = math.ceil(curve.steps / (1 - FINISH))
+            if curve.reached or steps >= curriculum.max_steps:
+                self.falling, self.total = curve.steps, steps
         if self.progress is not None:
-            done = curve.steps / self.total if self.total else 0.0
-            self.progress(max(curve.seconds / self.seconds, done), curve)
+            self.progress(min(1.0, curve.done(curriculum, self.total)), curve)
 
 
 def _batch(text: np.ndarray, curriculum: Curriculum, curve: Curve, rng: np.random.Generator) -> Lesson:
-    longest = curve.longest(curriculum)
     pairs = int(rng.integers(min(2, curriculum.pairs), curriculum.pairs + 1))
-    rows = curriculum.rows if longest < LONG else max(1, curriculum.rows // 2)
-    return lesson(text, rows, pairs, int(rng.integers(curriculum.gap[0], longest + 1)), rng)
+    low, high = curriculum.gap[0], curve.longest(curriculum)
+    gap = round(math.exp(rng.uniform(math.log(low), math.log(high))))
+    rows = max(min(MIN_ROWS, curriculum.rows), min(curriculum.rows, BATCH_TOKENS // (gap + 2 * curriculum.pairs)))
+    return lesson(text, rows, pairs, gap, rng)
 
 
 def _factor(step: int, falling: int | None, steps: int | None) -> float:

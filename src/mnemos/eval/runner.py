@@ -35,11 +35,12 @@ def run_suites(
     fresh: bool = False,
     progress: Callable[[int], object] | None = None,
     report: OnSuite | None = None,
+    training_tokens: int | None = None,
 ) -> dict[str, Any]:
-    """Run suites. Returns {"format", "model", "suites": {name: {"settings", "seconds", "rows"} or {"error"}}}.
+    """Run suites. Returns {"format", "model", "parameters", "training_tokens", "suites": {name: {"settings", "seconds", "rows"} or {"error"}}}.
 
     output: results file, written atomically after every suite. A suite that it already has, of the same model with the same settings, is
-    not run again unless `fresh`. A suite that cannot run (no text, no data) records its error, and the others continue.
+    not run again unless `fresh`. training_tokens: tokens that the model has read in training, if known. A suite that cannot run (no text, no data) records its error, and the others continue.
     """
     settings = settings or EvalSettings()
     settings.check()
@@ -53,7 +54,9 @@ def run_suites(
         if os.path.isdir(output) or not os.path.isdir(folder):
             wrong = "is a folder" if os.path.isdir(output) else f"cannot be written: {folder} is not a folder"
             raise ValueError(f"output={str(output)!r:.200} {wrong}; give a file, such as eval.json")
-    results: dict[str, Any] = {"format": RESULTS_FORMAT, "model": identity, "suites": {}}
+    parameters = sum(p.numel() for p in lm.model.parameters()) if hasattr(lm.model, "parameters") else None
+    results: dict[str, Any] = {"format": RESULTS_FORMAT, "model": identity, "parameters": parameters}
+    results |= {"training_tokens": training_tokens, "suites": {}}
     if output is not None and Path(output).is_file():
         old = read_json(output)
         if not isinstance(old, dict) or old.get("format") != RESULTS_FORMAT:

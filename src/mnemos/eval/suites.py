@@ -14,10 +14,10 @@ from ..choices import unknown
 from ..data.tasks import MQAR_PRESETS, NEEDLE_TASKS, Background
 from ..data.tasks.babilong import mentions_names
 from ..data.tasks.background import read_texts
-from . import panels
+from ..memory.freeze import has_memory
+from . import headlines, panels
 from .babilong import babilong_suite, load_public, public_babilong
 from .commonsense import commonsense_suite
-from .freeze_memory import has_memory
 from .length import context_length_scaling
 from .mad import MAD_TASKS, mad_score
 from .model_adapter import LanguageModel
@@ -80,7 +80,7 @@ class Suite:
 
     about: one line of help. run: measures a model and returns rows. columns: columns of the table (default: all).
     reads_text: needs a model with a tokenizer. needs_text: needs `EvalSettings.text`. usual: runs if no suite is named.
-    work: total units of progress, if known in advance. plot: plots its rows.
+    work: total units of progress, if known in advance. plot: plots its rows. headline: its numbers in a comparison of models.
     """
 
     name: str
@@ -92,6 +92,7 @@ class Suite:
     needs_text: bool = False
     usual: bool = False
     plot: Panel | None = None
+    headline: headlines.Choose | None = None
 
 
 SUITES: dict[str, Suite] = {}
@@ -132,6 +133,7 @@ def usual_suites(with_text: bool) -> tuple[str, ...]:
     needs_text=True,
     usual=True,
     plot=panels.by_position,
+    headline=headlines.perplexity,
 )
 def _perplexity(c: Context, progress: ProgressCallback | None) -> Rows:
     s, rows = c.settings, []
@@ -170,6 +172,7 @@ def _needles(c: Context) -> list[str]:
     work=lambda c: len(_needles(c)) * len(c.lengths()) * len(c.settings.depths) * c.settings.samples,
     usual=True,
     plot=panels.grid,
+    headline=headlines.mean_of("needle", "generated", "likelihood"),
 )
 def _needle(c: Context, progress: ProgressCallback | None) -> Rows:
     s, background = c.settings, c.background(strict=False)
@@ -196,6 +199,7 @@ def _needle(c: Context, progress: ProgressCallback | None) -> Rows:
     ("task", "length", "generated", "likelihood", "chance", "tokens_per_second", "state_bytes"),
     usual=True,
     plot=panels.by_length,
+    headline=headlines.mean_of("babilong", "generated", "likelihood"),
 )
 def _babilong(c: Context, progress: ProgressCallback | None) -> Rows:
     s = c.settings
@@ -220,6 +224,7 @@ def _babilong(c: Context, progress: ProgressCallback | None) -> Rows:
     reads_text=False,
     work=lambda c: sum(c.settings.examples or count for *_, count in MQAR_PRESETS.get(c.settings.mqar, [])),
     plot=panels.line("pairs", "accuracy", chance=True),
+    headline=headlines.mean_of("mqar", "accuracy"),
 )
 def _mqar(c: Context, progress: ProgressCallback | None) -> Rows:
     return mqar_suite(
@@ -233,6 +238,7 @@ def _mqar(c: Context, progress: ProgressCallback | None) -> Rows:
     ("task", "accuracy", "classwise", "exact"),
     reads_text=False,
     plot=panels.bars,
+    headline=headlines.mean_of("mad", "accuracy"),
 )
 def _mad(c: Context, progress: ProgressCallback | None) -> Rows:
     wrong = [t for t in c.settings.mad if t not in MAD_TASKS]
@@ -252,6 +258,7 @@ def _mad(c: Context, progress: ProgressCallback | None) -> Rows:
     work=lambda c: sum(c.settings.pairs),
     usual=True,
     plot=panels.line("pairs", "recall", "chosen", chance=True),
+    headline=headlines.at_most("recall of {} facts", "pairs", "recall"),
 )
 def _capacity(c: Context, progress: ProgressCallback | None) -> Rows:
     return capacity_suite(c.lm, None, c.settings.pairs, seed=c.settings.seed, progress=progress)
@@ -265,6 +272,7 @@ def _capacity(c: Context, progress: ProgressCallback | None) -> Rows:
     needs_text=True,
     usual=True,
     plot=panels.line("length", "perplexity", "tail_perplexity"),
+    headline=headlines.at_most("perplexity of {} tokens", "length", "perplexity", False, False),
 )
 def _length(c: Context, progress: ProgressCallback | None) -> Rows:
     lengths = c.lengths()
@@ -278,6 +286,7 @@ def _length(c: Context, progress: ProgressCallback | None) -> Rows:
     ("length", "carried", "fresh", "frozen", "effective_rank", "distance", "relearning"),
     work=lambda c: vitality_work(c.settings.stream_lengths, c.settings.stream_text),
     plot=panels.vitality,
+    headline=headlines.at_most("bits after {} tokens", "length", "carried", False, False),
 )
 def _vitality(c: Context, progress: ProgressCallback | None) -> Rows:
     s, background = c.settings, c.background(strict=False)
@@ -299,6 +308,7 @@ def _vitality(c: Context, progress: ProgressCallback | None) -> Rows:
     "LAMBADA, PIQA, HellaSwag, WinoGrande, ARC, SIQA, BoolQ",
     ("task", "questions", "accuracy", "normalised", "perplexity"),
     plot=panels.bars,
+    headline=headlines.mean_of("commonsense", "accuracy"),
 )
 def _commonsense(c: Context, progress: ProgressCallback | None) -> Rows:
     s = c.settings

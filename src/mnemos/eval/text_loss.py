@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .freeze_memory import frozen_memory
+from ..memory.freeze import frozen_memory
 from .model_adapter import LanguageModel
 
 MEMORY_MODES = ("learning", "frozen")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..memory import MemoryState, NeuralMemory, measure_vitality
-from .freeze_memory import frozen_memory
+from ..memory.freeze import frozen_memory
 from .model_adapter import Ids, LanguageModel, Past, state_bytes
 from .recall import ProgressCallback
 from .settings import EvalSettings

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..data.held_out import held_out_text
 from ..train.checkpoints import checkpoint_steps, problem_of
 from ..train.records import Run, open_run
 from ..train.runs import load_model, load_tokenizer
@@ -65,7 +66,7 @@ def analyze(
 ) -> Analysis:
     """Analyse a run's folder: its metrics, and each checkpoint, which reads `tokens` tokens of one text and continues the run's prompt.
 
-    text: the text to read (None: Python's own documentation). generate: tokens by which the prompt is continued, 0 for none.
+    text: the text to read (None: the run's held-out text; if that is not in the cache any more, Python's own documentation). generate: tokens by which the prompt is continued, 0 for none.
     checkpoints=False uses the metrics only. say: called with progress messages.
     """
     run = open_run(path)
@@ -73,9 +74,11 @@ def analyze(
         if type(value) is not int or value < least:
             raise ValueError(f"{name}={value!r} must be a whole number >= {least}")
     records = {kind: read_metrics(run.path, kind) for kind in ("train", "validate", "probe", "event")}
-    readings, damaged, about = [], {}, ""
+    readings, damaged, about, where = [], {}, "", "the text given"
     if checkpoints:
-        readings, damaged, about = _readings(run, embedded_text() if text is None else text, tokens, generate, say)
+        if text is None:
+            text, where = _own_text(run, tokens, say)
+        readings, damaged, about = _readings(run, text, tokens, generate, say)
     known = Known(
         train=records["train"],
         validate=records["validate"],
@@ -84,7 +87,6 @@ def analyze(
         total_steps=None if run.config.tokens == "chinchilla" else run.config.total_steps(parameters=0),
         damaged=damaged,
     )
-    where = "Python's own documentation" if text is None else "the text given"
     return Analysis(
         name=run.name,
         about=about or f"{run.config.model.preset} {run.config.model.size}",
@@ -95,6 +97,18 @@ def analyze(
         findings=health(known),
         text=f"the first {tokens:,} tokens of {where}" if readings else "",
     )
+
+
+def _own_text(run: Run, tokens: int, say: Callable[[str], None]) -> tuple[str, str]:
+    """The text that a run held out, or Python's own documentation, and its name."""
+    try:
+        found = held_out_text(run.config.data, load_tokenizer(run.path), tokens)
+    except (ValueError, OSError, ImportError):  # sources that are gone, or a reader that is not installed here
+        found = None
+    if found is not None and len(found) > 1:
+        return found, "the run's held-out text"
+    say("the run's held-out text is not in the cache: reading Python's own documentation; --text FILE reads another")
+    return embedded_text(), "Python's own documentation"
 
 
 def _readings(

@@ -199,34 +199,27 @@ def _memory_gates(known: Known) -> Iterator[Finding]:
 
 
 def _gain(known: Known) -> Iterator[Finding]:
-    memory = next((r["memory"] for r in reversed(known.validate) if r.get("memory")), None)
-    share = (memory or {}).get("share")
-    if memory is None or share is None:
+    """By the last validation that measured it; without one, by the last checkpoint that has read the text."""
+    measured = [r["memory"] for r in known.validate if (r.get("memory") or {}).get("gain") is not None]
+    if measured:
+        learning, frozen = measured[-1]["perplexity"], measured[-1]["perplexity_frozen"]
+        place = "of held-out tokens beyond the window" if measured[-1]["beyond"] else "of held-out text"
+    elif known.readings and "frozen" in known.readings[-1]["perplexity"]:
+        learning, frozen = (known.readings[-1]["perplexity"][name] for name in ("learning", "frozen"))
+        place = "of the text"
+    else:
         return
-    numbers = f"perplexity beyond the window is {memory['perplexity']:.2f} with it and {memory['perplexity_without']:.2f} without"
-    if share < -MIN_GAIN:
-        yield Finding(
-            "bad", "The memory does harm", f"{numbers}.", "Train longer, or on sequences longer than the window."
-        )
-    elif share < MIN_GAIN:
+    gain = 1 - learning / frozen
+    numbers = f"perplexity {place} is {learning:.2f} with writes and {frozen:.2f} without ({gain:+.1%})"
+    if gain < -MIN_GAIN:
+        yield Finding("bad", "Learning at test time does harm", f"{numbers}.", "Train longer, or on longer sequences.")
+    elif gain < MIN_GAIN:
         yield Finding(
             "warn",
-            "The memory gains almost nothing",
-            f"{numbers} ({share:.2%}).",
+            "Learning at test time gains almost nothing",
+            f"{numbers}.",
             "Sequences must be longer than the attention window, and hold something to remember.",
         )
-
-
-def _test_time_learning(known: Known) -> Iterator[Finding]:
-    perplexity = known.readings[-1]["perplexity"] if known.readings else {}
-    if "frozen" not in perplexity:
-        return
-    share = 1 - perplexity["learning"] / perplexity["frozen"]
-    numbers = f"perplexity of the text is {perplexity['learning']:.2f}, and {perplexity['frozen']:.2f} with memories frozen at W0"
-    if share < -MIN_GAIN:
-        yield Finding("warn", "Test-time learning does harm", f"{numbers}.", "Train longer, or on longer sequences.")
-    elif share < MIN_GAIN:
-        yield Finding("note", "Test-time learning gains almost nothing", f"{numbers} ({share:.2%}).")
 
 
 def _norms(known: Known) -> Iterator[Finding]:
@@ -309,7 +302,6 @@ CHECKS: tuple[Callable[[Known], Iterator[Finding]], ...] = (
     _gates,
     _memory_gates,
     _gain,
-    _test_time_learning,
     _norms,
     _vitality,
     _speed,

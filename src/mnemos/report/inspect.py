@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..data.tasks.text import encode
-from ..eval.freeze_memory import frozen_memory, has_memory
+from ..memory.freeze import frozen_memory, has_memory
 from ..models import MnemosForCausalLM
 from ..train.hooks import memory_off
 from .diagnostics import dying

@@ -17,6 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from ..atomic_io import write_text
+from ..colours import style_sheet
 from ..eval.files import finite
 
 POLICY = (
@@ -35,6 +36,7 @@ def head(title: str, style: str = "") -> str:
 <meta http-equiv="Content-Security-Policy" content="{POLICY}">
 <title>{html.escape(title)}</title>
 <style>
+{style_sheet()}
 {asset("style.css")}{style}
 </style>
 </head>"""

@@ -77,7 +77,7 @@ def estimate(config: TrainConfig, processes: int = 1) -> Estimate:
     """
     if processes < 1 or config.data.batch_size % processes:
         raise ValueError(f"data.batch_size={config.data.batch_size} must be a multiple of the {processes} processes")
-    chosen = {"vocab_size": _vocabulary(config.data.tokenizer)} | config.model.overrides()
+    chosen = {"vocab_size": vocabulary_size(config.data.tokenizer)} | config.model.overrides()
     model = presets.config(config.model.preset, config.model.size, **chosen)
     parameters = presets.count(model)
     steps = config.total_steps(parameters)
@@ -117,7 +117,7 @@ class _Meta(nn.Module):
             self.layers = nn.ModuleList(Block(config, kind) for kind in config.blocks)
 
 
-def _vocabulary(tokenizer: str) -> int:
+def vocabulary_size(tokenizer: str) -> int:
     """Vocabulary size of a tokenizer that may not exist yet; one from a hub counts as the papers' 32,000 tokens."""
     name, _, size = tokenizer.partition(":")
     if name == "bpe" and size.isdigit():

@@ -1,4 +1,4 @@
-"""Probes of the memory during training: gates, surprise, vitality, contribution, a needle in a haystack.
+"""Probes of the memory during training: gates, surprise, vitality, gain from learning at test time, a needle in a haystack.
 
 Everything runs without gradients and leaves the model and its random numbers as they were.
 Shapes: B batch, T time, H heads, C chunk.
@@ -6,6 +6,7 @@ Shapes: B batch, T time, H heads, C chunk.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 from collections.abc import Iterable
@@ -15,11 +16,12 @@ import torch
 from torch import Tensor
 
 from ..memory import MemoryState, NeuralMemory, measure_vitality, relearning
+from ..memory.freeze import frozen_memory, has_memory
 from ..memory.vitality import lowest_rank
 from ..models import MnemosForCausalLM
 from ..models.cache import MnemosCache
 from ..models.mixer import BLOCKS
-from .hooks import GateWatch, memories, memory_off
+from .hooks import GateWatch, memories
 
 Stats = dict[str, float]
 
@@ -109,29 +111,33 @@ def carried_ranks(cache: MnemosCache) -> dict[str, Stats]:
 
 
 @torch.no_grad()
-def contribution(model: MnemosForCausalLM, call, batches: Iterable[dict[str, Tensor]], world) -> Stats | None:
-    """Perplexity of tokens beyond the attention window, with memory and with memory off. None if no layer has both attention and a memory, or no text is that long."""
-    if not model.config.is_hybrid:
+def learning_gain(model: MnemosForCausalLM, call, batches: Iterable[dict[str, Tensor]], world) -> Stats | None:
+    """The gain from learning at test time: perplexity with writes on, relative to perplexity with writes off.
+
+    perplexity, perplexity_frozen: of the tokens beyond the attention window (of all tokens, if the model has no window), with memories that
+    learn and with memories that stay at their initial weights W0. gain: 1 - perplexity / perplexity_frozen, negative if writing does harm.
+    beyond: the window. None if the model has no memory that learns, or no text is that long.
+    """
+    if not has_memory(model):
         return None
     window = max(BLOCKS[kind].attention_span(model.config) or 0 for kind in set(model.config.blocks))
-    totals = {"with": 0.0, "without": 0.0}
+    totals = {"learning": 0.0, "frozen": 0.0}
     count = 0.0
     for batch in batches:
         labels = batch["labels"].clone()
         labels[:, : window + 1] = -100
         if "position_ids" in batch:
             labels[batch["position_ids"] <= window] = -100
-        seen = {**batch, "labels": labels}
         n = int((labels[:, 1:] != -100).sum())
         for name in totals:
-            with memory_off(model) if name == "without" else torch.no_grad():
-                totals[name] += call(**_inputs(seen), labels=labels, num_items_in_batch=1, use_cache=False).loss.item()
+            with frozen_memory(model) if name == "frozen" else contextlib.nullcontext():
+                totals[name] += call(**_inputs(batch), labels=labels, num_items_in_batch=1, use_cache=False).loss.item()
         count += n
-    on, off, count = world.sum([totals["with"], totals["without"], count])
+    learning, frozen, count = world.sum([totals["learning"], totals["frozen"], count])
     if not count:
         return None
-    on, off = math.exp(min(20.0, on / count)), math.exp(min(20.0, off / count))
-    return {"perplexity": on, "perplexity_without": off, "share": (off - on) / off, "beyond": window}
+    learning, frozen = math.exp(min(20.0, learning / count)), math.exp(min(20.0, frozen / count))
+    return {"perplexity": learning, "perplexity_frozen": frozen, "gain": 1 - learning / frozen, "beyond": window}
 
 
 @torch.no_grad()

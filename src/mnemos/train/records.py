@@ -42,7 +42,7 @@ class Run:
             "val_loss": checked.get("val_loss"),
             "bits_per_byte": checked.get("bits_per_byte"),
             "best": (self.best or {}).get("val_loss"),
-            "memory_gain": memory.get("share") if isinstance(memory, dict) else None,
+            "learning_gain": memory.get("gain") if isinstance(memory, dict) else None,
             "tokens_per_second": last.get("tokens_per_second"),
             "bad_steps": last.get("bad_steps"),
         }
@@ -85,7 +85,7 @@ def read_best(run: Path) -> dict[str, Any] | None:
 
 
 def plot(runs: list[Run], path: str | os.PathLike) -> None:
-    """Plot several runs: training loss (thin) and validation loss (dots) over tokens, and the contribution of the memory."""
+    """Plot several runs: training loss (thin) and validation loss (dots) over tokens, and the gain from learning at test time."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -107,10 +107,10 @@ def plot(runs: list[Run], path: str | os.PathLike) -> None:
             color=color,
             label=run.name,
         )
-        known = [r for r in checked.values() if r.get("memory")]
-        shares.plot([r["tokens"] for r in known], [100 * r["memory"]["share"] for r in known], "o-", ms=3, color=color)
+        known = [r for r in checked.values() if (r.get("memory") or {}).get("gain") is not None]
+        shares.plot([r["tokens"] for r in known], [100 * r["memory"]["gain"] for r in known], "o-", ms=3, color=color)
     losses.set(xlabel="tokens", ylabel="loss (nats per token)", title="training (thin) and validation")
-    shares.set(xlabel="tokens", ylabel="% of perplexity", title="contribution of the memory beyond the window")
+    shares.set(xlabel="tokens", ylabel="% of perplexity", title="gain from learning at test time")
     for axis in (losses, shares):
         axis.grid(alpha=0.3)
     if runs:

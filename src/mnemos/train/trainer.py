@@ -19,7 +19,7 @@ from ..models import MnemosConfig, MnemosForCausalLM, presets
 from .advice import advice
 from .checkpoints import Checkpoints
 from .config import TrainConfig
-from .display import Display, NoDisplay
+from .display import Display, NoDisplay, slow_first_step
 from .distributed import Spread, World, open_world
 from .divergence import TrainingFailed
 from .hooks import MemoryDropout, compile_blocks, set_chunk_size
@@ -182,7 +182,9 @@ class Trainer:
         elif self.resume:
             self.say(f"{self.path} has no checkpoint that can be used; starting from the beginning")
         self._describe()
-        self.display.start(step)
+        self.display.start(
+            step, slow_first_step(self.config.compile, self.model.config.has_memory, self.world.device.type)
+        )
         self.speed.start()
         return step
 
@@ -237,6 +239,7 @@ class Trainer:
             bad = progress.guard.bad_steps
             self.say(f"step {step}: the loss or its gradient is not finite; the step is skipped ({bad} so far)")
         progress.step += 1
+        self.display.stepped(progress.step)
         if self._due(config.watch.log_every) or progress.step == self.total:
             self._log_step(result, polarisation(config.loss, step, self.total))
         self._watch()
@@ -360,7 +363,7 @@ class Trainer:
         mixes = [layer["gate"]["mean"] for layer in found["layers"].values() if "gate" in layer]
         shown = {"val_loss": loss, "bits_per_byte": found["bits_per_byte"], "best": progress.best}
         shown |= {"gate_mean": sum(mixes) / len(mixes)} if mixes else {}
-        shown |= {"memory_share": found["memory"]["share"]} if "memory" in found else {}
+        shown |= {"learning_gain": found["memory"]["gain"]} if "memory" in found else {}
         self.display.update(progress.step, shown)
         return loss
 
@@ -369,7 +372,7 @@ class Trainer:
         if not self.config.watch.sample_tokens:
             return
         text, step = self.validator.sample(), self.progress.step
-        self.display.say(f"sample at step {step}: {text!r}")
+        self.display.sample(step, text)
         try:
             if self.world.first:
                 with open(self.path / "samples.jsonl", "a", encoding="utf-8") as file:

@@ -13,10 +13,10 @@ from torch import Tensor
 from ..memory.validation import NotFiniteError
 from .config import TrainConfig
 from .distributed import Spread
-from .probes import carried_ranks, contribution, look_inside, needle
+from .probes import carried_ranks, learning_gain, look_inside, needle
 from .step import Stepper
 
-CONTRIBUTION_BATCHES = 4
+GAIN_BATCHES = 4
 
 
 class Validator:
@@ -39,7 +39,7 @@ class Validator:
             self.model.train()
 
     def validate(self, average: dict[str, Tensor]) -> dict[str, Any] | None:
-        """Held-out loss, gates, surprise and vitality by layer, contribution of the memory; None without held-out text."""
+        """Held-out loss, gates, surprise and vitality by layer, the gain from learning at test time; None without held-out text."""
         try:
             return self._validate(average)
         except NotFiniteError:
@@ -52,9 +52,9 @@ class Validator:
             loss, count = self.stepper.evaluate(self.data.validation)
             if not count:
                 return None
-            batches = [self.stepper.to_device(b) for b, _ in zip(self.data.validation, range(CONTRIBUTION_BATCHES))]
+            batches = [self.stepper.to_device(b) for b, _ in zip(self.data.validation, range(GAIN_BATCHES))]
             layers = look_inside(self.model, self.spread.call, batches[0])
-            memory = contribution(self.model, self.spread.call, batches, self.spread.world)
+            memory = learning_gain(self.model, self.spread.call, batches, self.spread.world)
             if self.stepper.carried.cache is not None:
                 for layer, numbers in carried_ranks(self.stepper.carried.cache).items():
                     layers.setdefault(layer, {}).update(numbers)

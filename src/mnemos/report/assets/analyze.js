@@ -33,8 +33,8 @@ function losses(run) {
     { name: "validation", colour: "var(--c1)", dots: validate.length < 60, ...numbers(validate, "val_loss") },
     { name: "validation, averaged weights", colour: "var(--c2)", dash: true, ...numbers(validate, "val_loss_average") },
   ] });
-  const gains = validate.filter((r) => r.memory);
-  add(grid, { title: "Memory gain", unit: "% of perplexity", note: "How much of the perplexity of tokens beyond the attention window the memory takes away.", series: [{ x: gains.map((r) => r.step), y: gains.map((r) => 100 * r.memory.share), dots: true }] });
+  const gains = validate.filter((r) => typeof r.memory?.gain === "number");
+  add(grid, { title: "Gain from learning at test time", unit: "% of perplexity", zero: true, note: "How much lower the perplexity of tokens beyond the attention window is with writes than without. Below 0, writing does harm.", series: [{ x: gains.map((r) => r.step), y: gains.map((r) => 100 * r.memory.gain), dots: true }] });
   add(grid, { title: "Gradient norm", log: true, series: [{ ...numbers(train, "grad_norm") }] });
   add(grid, { title: "Learning rate", series: [{ ...numbers(train, "lr") }] });
   add(grid, { title: "Speed", unit: "tokens per second", zero: true, series: [{ ...numbers(train, "tokens_per_second") }] });
@@ -85,7 +85,7 @@ function show() {
   const tiles = el("div", { class: "tiles" });
   for (const [name, value] of [
     ["steps", fmt(s.step)], ["training loss", fmt(s.loss)], ["validation loss", fmt(s.val_loss)], ["best", fmt(s.best)], ["bits per byte", fmt(s.bits_per_byte)],
-    ["memory gain", s.memory_gain === null ? "–" : percent(s.memory_gain)], ["tokens per second", fmt(Math.round(s.tokens_per_second ?? NaN))], ["bad steps", fmt(s.bad_steps)],
+    ["learning gain", s.learning_gain === null ? "–" : percent(s.learning_gain)], ["tokens per second", fmt(Math.round(s.tokens_per_second ?? NaN))], ["bad steps", fmt(s.bad_steps)],
   ]) if (value !== "–") tiles.append(tile(name, value));
   const parts = [tiles, el("p", { class: "soft" }, run.about), el("h2", {}, "Health"), findings(run)];
   const section = (title, note, grid) => { if (grid.children.length) parts.push(el("h2", {}, title), note ? el("p", { class: "soft" }, note) : "", grid); };
@@ -98,8 +98,8 @@ function show() {
 }
 
 function comparison() {
-  const names = ["run", "model", "step", "loss", "validation", "best", "memory gain", "bad steps"];
-  const rows = RUNS.map((r) => [r.name, r.summary.model, fmt(r.summary.step), fmt(r.summary.loss), fmt(r.summary.val_loss), fmt(r.summary.best), percent(r.summary.memory_gain), fmt(r.summary.bad_steps)]);
+  const names = ["run", "model", "step", "loss", "validation", "best", "learning gain", "bad steps"];
+  const rows = RUNS.map((r) => [r.name, r.summary.model, fmt(r.summary.step), fmt(r.summary.loss), fmt(r.summary.val_loss), fmt(r.summary.best), percent(r.summary.learning_gain), fmt(r.summary.bad_steps)]);
   const grid = el("div", { class: "grid" });
   const over = (key, kind) => RUNS.map((r, i) => ({ name: r.name, colour: colour(i, RUNS.length), dots: kind === "validate", ...numbers(r.records[kind], key, "tokens") }));
   add(grid, { title: "Training loss", unit: "smoothed, nats", xName: "tokens", series: over("smoothed_loss", "train") });
