@@ -40,6 +40,7 @@ class Engine(threading.Thread):
     >>> from mnemos.data import open_tokenizer
     >>> from mnemos.models import MnemosForCausalLM, presets
     >>> from mnemos.sessions import Dialogue, Sampling
+    >>> _ = torch.manual_seed(0)
     >>> model = MnemosForCausalLM(presets.config("deltanet", "nano")).eval()
     >>> dialogue, done = Dialogue(open_tokenizer("bytes")), queue.Queue()
     >>> engine = Engine(model, Limits())
