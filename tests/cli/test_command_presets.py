@@ -10,6 +10,7 @@ import pytest
 
 import mnemos
 from mnemos.cli import main
+from mnemos.cli.preset_purposes import PURPOSES
 from mnemos.models import presets
 
 
@@ -19,6 +20,14 @@ def test_the_table_has_every_preset_and_its_count(capsys):
     for name in presets.names():
         assert name in printed
     assert "1.03M" in printed and "340m" in printed
+
+
+def test_every_preset_has_a_purpose_and_a_paper(capsys):
+    assert list(PURPOSES) == presets.names()
+    assert main(["presets", "--size", "nano"]) == 0
+    printed = capsys.readouterr().out
+    for purpose, paper in PURPOSES.values():
+        assert purpose in printed and paper in printed
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])

@@ -92,7 +92,7 @@ COMMANDS = {
         ),
         Command(
             "presets",
-            "Print the table of presets with parameter counts, or the config of one preset as JSON.",
+            "Print the tables of presets with purposes, papers and parameter counts, or the config of one preset as JSON.",
             "presets:presets",
         ),
         Command("runs", "List runs with their losses, or compare some of them in a table and a plot.", "runs:runs"),

@@ -10,7 +10,7 @@ import tyro
 def presets(
     name: Annotated[str | None, tyro.conf.Positional] = None, /, size: str | None = None, miras: bool = False
 ) -> None:
-    """Print the table of presets with parameter counts, or the config of one preset as JSON.
+    """Print the tables of presets with purposes, papers and parameter counts, or the config of one preset as JSON.
 
     Args:
         name: preset whose config to print.
@@ -50,6 +50,7 @@ def _print_config(name: str, size: str) -> None:
 
 
 def _print_table(sizes: list[str]) -> None:
+    from .preset_purposes import PURPOSES
     from .preset_table import check_size, kept
     from .tables import print_table
 
@@ -68,7 +69,10 @@ def _print_table(sizes: list[str]) -> None:
         shape = (str(x[field]) for field in ("hidden_size", "layers", "heads", "vocab_size", "window"))
         counts = (_short(table["presets"][row]["counts"][name]) for row in counted)
         known.append([name, *shape, *counts, x["source"]])
-    print_table(choices + sizes, presets, left=choices, title="Presets")
+    purposes = [[name, *PURPOSES[name]] for name in table["presets"]]
+    heads = ["name", "for", "paper (arXiv)"]
+    print_table(heads, purposes, left=heads, title="Presets by purpose")
+    print_table(choices + sizes, presets, left=choices, title="Presets by their parts")
     print_table(numbers, known, left=[x for x in numbers if x not in counted], title="Sizes")
     print("One in full: mnemos presets atlas-mag --size 340m")
 
