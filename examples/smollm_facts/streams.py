@@ -1,0 +1,130 @@
+"""Streams for training: the states of told facts, of text behind them, and of questions, from the files of features.py.
+
+Shapes: R rows, L tokens of a stream, T tokens of a question, D width.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from features import Segment
+from torch import Tensor
+
+
+@dataclass
+class Batch:
+    """write: what the memory reads (R, L, D) that are written before the questions, with ids and mask (R, L). is_value: (R, L), the tokens of told values.
+    ask, states: what the memory reads and the stream above, (Q, T, D), with ids and mask (Q, T), of the questions; owner: (Q,) their rows; answer: (Q, T), the tokens of answers; value:
+    (Q, T), those of the values in it; start: positions. pairs: (P, 4), row and token of a told value, question and token of the same."""
+
+    write: Tensor
+    write_ids: Tensor
+    mask: Tensor
+    is_value: Tensor
+    ask: Tensor
+    states: Tensor
+    ids: Tensor
+    ask_mask: Tensor
+    owner: Tensor
+    answer: Tensor
+    value: Tensor
+    start: list[int]
+    pairs: Tensor
+
+
+class Streams:
+    """Draws batches. Dialogues are combined freely: each told segment was read for itself."""
+
+    def __init__(self, paths: list[Path], share: tuple[float, float] = (0.0, 1.0)):
+        self.dialogues: dict[tuple, tuple[Segment, list[Segment]]] = {}
+        self.texts: list[Segment] = []
+        asked: list[Segment] = []
+        for path in paths:
+            kept = torch.load(path, weights_only=False, mmap=True)
+            self.source, self.layer, (self.sink_source, self.sinks) = kept["source"], kept["layer"], kept["sinks"]
+            for fields in kept["segments"]:
+                segment = Segment(**fields)
+                if segment.kind == "text":
+                    self.texts.append(segment)
+                elif segment.kind == "told":
+                    self.dialogues[segment.facts] = (segment, [])
+                else:
+                    asked.append(segment)
+        by_fact = {fact: entry for facts, entry in self.dialogues.items() for fact in facts}
+        for segment in asked:
+            by_fact[segment.facts[0]][1].append(segment)
+        entries = [entry for entry in self.dialogues.values() if entry[1]]
+        entries = sorted(entries, key=lambda entry: entry[0].ids)
+        random.Random(0).shuffle(entries)
+        self.entries = entries[int(share[0] * len(entries)) : int(share[1] * len(entries))]
+
+    def draw(self, draw: random.Random, rows: int, most_told: int, between: int, questions: int = 2) -> Batch:
+        """rows streams of 1 to most_told dialogues and up to `between` tokens of text, and `questions` questions to each."""
+        written, written_ids, values, asks, owner, pairs = [], [], [], [], [], []
+        for row in range(rows):
+            told = self._different(draw, draw.randint(1, most_told))
+            parts: list[Segment] = [entry[0] for entry in told]
+            room = 0 if not between else draw.randint(0, between)
+            while room > 0 and self.texts:
+                text = draw.choice(self.texts)
+                place = draw.randint(0, len(parts)) if draw.random() < 0.3 else len(parts)
+                parts.insert(place, text)
+                room -= len(text.ids)
+            begin, where, spans = 4, {}, []
+            for part in parts:
+                for fact, (a, b) in zip(part.facts, part.spans):
+                    where[fact] = (begin + a, begin + b)
+                    spans.append((begin + a, begin + b))
+                begin += len(part.ids)
+            written.append(torch.cat([self.sink_source, *(part.source for part in parts)]))
+            written_ids.append([0] * 4 + [i for part in parts for i in part.ids])
+            values.append(spans)
+            candidates = [s for entry in told for s in entry[1]]
+            for segment in draw.sample(candidates, min(questions, len(candidates))):
+                (a, b), (c, _) = where[segment.facts[0]], segment.spans[0]
+                pairs += [(row, a + i, len(asks), c + i) for i in range(b - a)]
+                asks.append(segment)
+                owner.append(row)
+        write, mask = _pad(written)
+        is_value, write_ids = torch.zeros(mask.shape, dtype=torch.bool), torch.zeros(mask.shape, dtype=torch.int64)
+        for row, some in enumerate(written_ids):
+            write_ids[row, : len(some)] = torch.tensor(some)
+        for row, spans in enumerate(values):
+            for a, b in spans:
+                is_value[row, a:b] = True
+        (ask, ask_mask), (states, _) = _pad([s.source for s in asks]), _pad([s.states for s in asks])
+        ids = torch.zeros(ask_mask.shape, dtype=torch.int64)
+        answer, value = torch.zeros_like(ask_mask), torch.zeros_like(ask_mask)
+        for q, s in enumerate(asks):
+            ids[q, : len(s.ids)] = torch.tensor(s.ids)
+            answer[q, s.answer : len(s.ids)] = True
+            value[q, s.spans[0][0] : s.spans[0][1]] = True
+        start = [s.position for s in asks]
+        return Batch(
+            write, write_ids, mask, is_value, ask, states, ids, ask_mask, torch.tensor(owner), answer, value, start, torch.tensor(pairs)
+        )
+
+    def _different(self, draw: random.Random, count: int) -> list:
+        """Dialogues without a common name."""
+        found, names = [], set()
+        while len(found) < count:
+            entry = draw.choice(self.entries)
+            new = {fact.name for fact in entry[0].facts}
+            if not new & names:
+                found.append(entry)
+                names |= new
+        return found
+
+
+def _pad(states: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """(R, L, D), padded on the right, and its mask."""
+    width = max(len(x) for x in states)
+    out = torch.zeros(len(states), width, states[0].shape[-1], dtype=states[0].dtype)
+    mask = torch.zeros(len(states), width, dtype=torch.bool)
+    for row, x in enumerate(states):
+        out[row, : len(x)] = x
+        mask[row, : len(x)] = True
+    return out, mask
