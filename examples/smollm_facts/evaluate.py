@@ -86,8 +86,10 @@ def ask_all(model: Any, tokenizer: Any, options: Any, facts: list[list[Fact]], c
     draw, exact, contained, shown = random.Random(options.seed + 1), 0, 0, []
     for i in range(len(facts[0])):
         batch = [some[i] for some in facts]
-        prompts = [tokens(tokenizer, asked(draw, fact, options.split)) for fact in batch]
-        for fact, answer in zip(batch, generate(model, tokenizer, cache, mask, prompts)):
+        begun = [fact.prefix if options.begun else "" for fact in batch]
+        prompts = [tokens(tokenizer, asked(draw, fact, options.split) + begin) for fact, begin in zip(batch, begun)]
+        for fact, begin, answer in zip(batch, begun, generate(model, tokenizer, cache, mask, prompts)):
+            answer = f"{begin} {answer}".strip()
             exact += is_right(answer, fact)
             contained += has_value(answer, fact)
             shown.append(f"{fact.answer} | {answer}")
@@ -107,6 +109,7 @@ def main() -> None:
     parser.add_argument("--new-relations", action="store_true")
     parser.add_argument("--knock-outs", type=int, default=1)
     parser.add_argument("--ceiling", type=int, default=0, help="largest distance at which the base model is asked")
+    parser.add_argument("--begun", action="store_true", help='answers are begun: "Anna\'s home city is"')
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--json")
     options = parser.parse_args()
@@ -142,7 +145,7 @@ def main() -> None:
         no_writes(model, tokenizer, options, facts, ids, mask, between, results)
     if options.json:
         record = {"adapter": Path(options.adapter).name, "split": options.split, "dtype": options.dtype, "seed": options.seed}
-        record |= {"new_relations": options.new_relations, "results": list(results.values())}
+        record |= {"begun": options.begun, "new_relations": options.new_relations, "results": list(results.values())}
         Path(options.json).write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -16,13 +16,14 @@ from torch import Tensor
 
 @dataclass
 class Batch:
-    """write: what the memory reads (R, L, D) that are written before the questions, with ids and mask (R, L). is_value: (R, L), the tokens of told values.
+    """write: what the memory reads (R, L, D) that are written before the questions, with ids and mask (R, L). is_told, is_value: (R, L), the tokens of dialogues and of values in them.
     ask, states: what the memory reads and the stream above, (Q, T, D), with ids and mask (Q, T), of the questions; owner: (Q,) their rows; answer: (Q, T), the tokens of answers; value:
     (Q, T), those of the values in it; start: positions. pairs: (P, 4), row and token of a told value, question and token of the same."""
 
     write: Tensor
     write_ids: Tensor
     mask: Tensor
+    is_told: Tensor
     is_value: Tensor
     ask: Tensor
     states: Tensor
@@ -42,11 +43,14 @@ class Streams:
         self.dialogues: dict[tuple, tuple[Segment, list[Segment]]] = {}
         self.texts: list[Segment] = []
         asked: list[Segment] = []
-        for path in paths:
-            kept = torch.load(path, weights_only=False, mmap=True)
-            self.source, self.layer, (self.sink_source, self.sinks) = kept["source"], kept["layer"], kept["sinks"]
+        files = [torch.load(path, weights_only=False, mmap=True) for path in paths]
+        self.layer = max(kept["layer"] for kept in files)
+        for kept in sorted(files, key=lambda kept: kept["layer"]):
+            self.source, (self.sink_source, self.sinks) = kept["source"], kept["sinks"]
             for fields in kept["segments"]:
                 segment = Segment(**fields)
+                if kept["layer"] != self.layer:
+                    segment.states = None  # of another layer: good for keys and queries alone
                 if segment.kind == "text":
                     self.texts.append(segment)
                 elif segment.kind == "told":
@@ -64,8 +68,11 @@ class Streams:
     def draw(self, draw: random.Random, rows: int, most_told: int, between: int, questions: int = 2) -> Batch:
         """rows streams of 1 to most_told dialogues and up to `between` tokens of text, and `questions` questions to each."""
         written, written_ids, values, asks, owner, pairs = [], [], [], [], [], []
-        for row in range(rows):
-            told = self._different(draw, draw.randint(1, most_told))
+        while len(written) < rows:
+            row, told = len(written), self._different(draw, draw.randint(1, most_told))
+            candidates = [s for entry in told for s in entry[1] if s.states is not None]
+            if not candidates:
+                continue
             parts: list[Segment] = [entry[0] for entry in told]
             room = 0 if not between else draw.randint(0, between)
             while room > 0 and self.texts:
@@ -73,16 +80,17 @@ class Streams:
                 place = draw.randint(0, len(parts)) if draw.random() < 0.3 else len(parts)
                 parts.insert(place, text)
                 room -= len(text.ids)
-            begin, where, spans = 4, {}, []
+            begin, where, spans, told_at = 4, {}, [], [(0, 4)]
             for part in parts:
                 for fact, (a, b) in zip(part.facts, part.spans):
                     where[fact] = (begin + a, begin + b)
                     spans.append((begin + a, begin + b))
+                if part.kind == "told":
+                    told_at.append((begin, begin + len(part.ids)))
                 begin += len(part.ids)
             written.append(torch.cat([self.sink_source, *(part.source for part in parts)]))
             written_ids.append([0] * 4 + [i for part in parts for i in part.ids])
-            values.append(spans)
-            candidates = [s for entry in told for s in entry[1]]
+            values.append((spans, told_at))
             for segment in draw.sample(candidates, min(questions, len(candidates))):
                 (a, b), (c, _) = where[segment.facts[0]], segment.spans[0]
                 pairs += [(row, a + i, len(asks), c + i) for i in range(b - a)]
@@ -92,9 +100,11 @@ class Streams:
         is_value, write_ids = torch.zeros(mask.shape, dtype=torch.bool), torch.zeros(mask.shape, dtype=torch.int64)
         for row, some in enumerate(written_ids):
             write_ids[row, : len(some)] = torch.tensor(some)
-        for row, spans in enumerate(values):
-            for a, b in spans:
-                is_value[row, a:b] = True
+        is_told = torch.zeros_like(is_value)
+        for row, (spans, told_at) in enumerate(values):
+            for marks, found in ((is_value, spans), (is_told, told_at)):
+                for a, b in found:
+                    marks[row, a:b] = True
         (ask, ask_mask), (states, _) = _pad([s.source for s in asks]), _pad([s.states for s in asks])
         ids = torch.zeros(ask_mask.shape, dtype=torch.int64)
         answer, value = torch.zeros_like(ask_mask), torch.zeros_like(ask_mask)
@@ -104,8 +114,32 @@ class Streams:
             value[q, s.spans[0][0] : s.spans[0][1]] = True
         start = [s.position for s in asks]
         return Batch(
-            write, write_ids, mask, is_value, ask, states, ids, ask_mask, torch.tensor(owner), answer, value, start, torch.tensor(pairs)
+            write, write_ids, mask, is_told, is_value, ask, states, ids, ask_mask, torch.tensor(owner), answer, value, start, torch.tensor(pairs)
         )
+
+    def gate_tokens(self, draw: random.Random, dialogues: int, texts: int) -> tuple[Tensor, Tensor, Tensor]:
+        """What the memory reads at told values, at other tokens of dialogues, and in texts: (N, D) each."""
+        values, others = [], []
+        for _ in range(dialogues):
+            told, asked = draw.choice(self.entries)
+            is_value = torch.zeros(len(told.ids), dtype=torch.bool)
+            for a, b in told.spans:
+                is_value[a:b] = True
+            values.append(told.source[is_value])
+            others += [told.source[~is_value], asked[0].source[: asked[0].answer]]
+        return torch.cat(values), torch.cat(others), torch.cat([draw.choice(self.texts).source for _ in range(texts)])
+
+    def windows(self, draw: random.Random, count: int, width: int) -> tuple[Tensor, Tensor]:
+        """What the memory reads up to told values, and up to the tokens in front of the same values in answers: (P, width, D) each."""
+        keys, queries = [], []
+        while len(keys) < count:
+            told, asked = draw.choice(self.entries)
+            for segment in asked:
+                (a, b), (c, _) = told.spans[told.facts.index(segment.facts[0])], segment.spans[0]
+                i = draw.randrange(b - a) if draw.random() < 0.5 else 0
+                keys.append(_last(told.source, a + i + 1, width))
+                queries.append(_last(segment.source, c + i, width))
+        return torch.stack(keys[:count]), torch.stack(queries[:count])
 
     def _different(self, draw: random.Random, count: int) -> list:
         """Dialogues without a common name."""
@@ -117,6 +151,12 @@ class Streams:
                 found.append(entry)
                 names |= new
         return found
+
+
+def _last(states: Tensor, end: int, width: int) -> Tensor:
+    """(width, D): the states in front of `end`, zeros before the first."""
+    found = states[max(0, end - width) : end]
+    return torch.cat([states.new_zeros(width - len(found), states.shape[1]), found])
 
 
 def _pad(states: list[Tensor]) -> tuple[Tensor, Tensor]:

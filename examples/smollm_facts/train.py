@@ -4,13 +4,14 @@ First keys and queries: the query in front of a value in an answer is to find th
 of a batch (a contrastive loss), and only values are to be written. Then the answers themselves: facts are written, then text, and the
 loss of the answers goes through the layers above the memory. Only the memory trains.
 
-python train.py OUT --features FILE ... [--minutes 60] [--memory JSON] [--find 200] [--steps 2000]
+python train.py OUT --features FILE ... [--minutes 60] [--memory JSON] [--match 300] [--read 300] [--steps 2000]
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import random
 import time
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from closed_form import speak
 from features import SINKS, causal, positions_of
 from streams import Batch, Streams
 from torch import Tensor
@@ -27,7 +29,7 @@ from transformers import AutoModelForCausalLM
 from mnemos.attach import AttachConfig, attach, save_adapter, smollm
 from mnemos.memory import read, scan
 
-MEMORY = {"preset": "deltanet", "heads": 3, "learn_w0": True, "eps": 0.01, "lr_init": 0.5, "gate": "token", "conv_width": 10}
+MEMORY = {"preset": "deltanet", "heads": 3, "learn_w0": True, "eps": 0.01, "lr_init": 0.5, "gate": "token", "gate_hidden": 256, "conv_width": 10}
 
 
 def initialise(memory, gate: Tensor) -> None:
@@ -43,16 +45,23 @@ def initialise(memory, gate: Tensor) -> None:
 
 
 class Trained:
-    """The memory of an attached model, and the layers of its base above it."""
+    """The memories of an attached model, and the layers of its base from `start` on.
 
-    def __init__(self, model: Any, layer: int):
-        self.model, self.layer, self.added = model, layer, model.memories[str(layer)]
+    The highest memory keeps facts. One below it, if there is one, writes nothing: its static branch words the answers.
+    """
+
+    def __init__(self, model: Any, start: int):
+        self.model, self.start, self.share = model, start, 1.0
+        self.memories = {int(i): memory for i, memory in model.memories.items()}
+        self.added = self.memories[max(self.memories)]
         self.body, self.head = model.base.model, model.base.lm_head
-        self.injected: Tensor | None = None
-        self.body.layers[layer].self_attn.register_forward_hook(self._inject)
+        self.injected: dict[int, Tensor] = {}
+        for i in self.memories:
+            self.body.layers[i].self_attn.register_forward_hook(functools.partial(self._inject, i))
 
-    def _inject(self, module, args, output):
-        return output if self.injected is None else (output[0] + self.injected.to(output[0].dtype), *output[1:])
+    def _inject(self, layer: int, module, args, output):
+        y = self.injected.get(layer)
+        return output if y is None else (output[0] + y.to(output[0].dtype), *output[1:])
 
     def input(self, source: Tensor) -> Tensor:
         """The input of the memory (B, T, D)."""
@@ -74,42 +83,46 @@ class Trained:
         tail = torch.zeros_like(state.conv)  # questions begin behind the sinks, far from what was written
         return dataclasses.replace(after, conv=tail)
 
-    def read(self, x: Tensor, state, mask: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            y, _ = self.added.memory(x, state, mask)
-        return y.float() * self.added.gate
+    def read(self, source: Tensor, state, mask: Tensor) -> dict[int, Tensor]:
+        """What every memory adds (B, T, D), by layer, for questions that read source (B, T, D) and the facts in `state`."""
+        found = {}
+        for layer, added in self.memories.items():
+            if layer < self.start:
+                continue
+            x = added.norm(source.to(added.gate.dtype))
+            with torch.autocast("cpu", torch.bfloat16):
+                y, _ = added.memory(x, state if added is self.added else None, mask)
+            found[layer] = y.float() * added.gate
+        return found
 
-    def above(self, states: Tensor, y: Tensor, sinks: Tensor, start: list[int]) -> Tensor:
-        """states and y (B, T, D) -> hidden states behind the last norm (B, T, D)."""
+    def above(self, states: Tensor, ys: dict[int, Tensor], sinks: Tensor, start: list[int]) -> Tensor:
+        """The stream in front of layer `start` and what memories add (B, T, D) -> hidden states behind the last norm (B, T, D)."""
         B, T, _ = states.shape
         h = torch.cat([sinks.expand(B, -1, -1), states], dim=1)
-        self.injected = F.pad(y, (0, 0, SINKS, 0))
+        self.injected = {layer: F.pad(y, (0, 0, SINKS, 0)) for layer, y in ys.items()}
         positions = positions_of(start, T)
-        angles = self.body.rotary_emb(h, positions)
-        for layer in self.body.layers[self.layer :]:
-            h = layer(h, attention_mask=causal(T + SINKS), position_ids=positions, position_embeddings=angles)
-            self.injected = None
+        angles, mask = self.body.rotary_emb(h, positions), causal(T + SINKS)
+        for layer in self.body.layers[self.start :]:
+            h = layer(h, attention_mask=mask, position_ids=positions, position_embeddings=angles)
+        self.injected = {}
         return self.body.norm(h)[:, SINKS:]
 
 
-def gate_loss(trained: Trained, batch: Batch, x: Tensor, asked: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cross-entropy of the write strengths: 1 for told values, 0 for other tokens but answers. Also the means of both kinds."""
-    memory = trained.added.memory
+def strengths(memory, x: Tensor) -> Tensor:
+    """How strongly each token of x is written, 0 to 1: (..., H)."""
+    gates = memory.gating(x)
+    strength = gates.lr / memory.config.effective_max_lr
+    if gates.momentum is not None and not memory.spec.commits:
+        strength = strength / (1 - gates.momentum)
+    if gates.gate is not None:
+        strength = strength * gates.gate
+    return strength.clamp(1e-7, 1 - 1e-6)
 
-    def strengths(x: Tensor) -> Tensor:
-        gates = memory.gating(x)
-        strength = gates.lr / memory.config.effective_max_lr
-        if gates.momentum is not None and not memory.spec.commits:
-            strength = strength / (1 - gates.momentum)
-        if gates.gate is not None:
-            strength = strength * gates.gate
-        return strength.clamp(1e-7, 1 - 1e-6)
 
-    written, of_questions = strengths(x), strengths(asked)
-    values = written[batch.is_value]
-    others = torch.cat([written[batch.mask & ~batch.is_value], of_questions[batch.ask_mask & ~batch.answer]])
-    loss = -values.log().mean() - 20 * (1 - others).log().mean()
-    return loss, values.mean(), others.mean()
+def gate_loss(values: Tensor, told: Tensor, text: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Cross-entropy of write strengths: 1 for told values, 0 for other tokens of dialogues and for text, of which there is far more."""
+    loss = -values.log().mean() - 20 * (1 - told).log().mean() - 300 * (1 - text).log().mean()
+    return loss, {"written": values.mean(), "others": told.mean(), "text": text.mean()}
 
 
 def find_loss(keys: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,11 +143,11 @@ def read_loss(read: Tensor, values: Tensor, ids: Tensor, expected: Tensor, own: 
     return loss.mean() + distance.clamp(max=4).mean(), right.gather(1, scores.argmax(1, keepdim=True)).float().mean()
 
 
-def answer_loss(trained: Trained, batch: Batch, state, asked: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cross-entropy of the answers; the share of values that are right, and of answers that are."""
-    y = trained.read(asked, state.select(batch.owner), batch.ask_mask)
-    hidden = trained.above(batch.states, y, sinks, batch.start)
-    keep = batch.answer[:, 1:]
+def answer_loss(trained: Trained, batch: Batch, state, sinks: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Cross-entropy of the answers, plus what memories add elsewhere in questions; and the shares of right values and answers."""
+    ys = trained.read(batch.ask, state.select(batch.owner), batch.ask_mask)
+    hidden = trained.above(batch.states, ys, sinks, batch.start)
+    keep = batch.value[:, 1:] | (batch.answer[:, 1:] & (torch.rand(batch.answer[:, 1:].shape) < trained.share))
     logits = trained.head(hidden[:, :-1][keep]).float()
     target = batch.ids[:, 1:][keep]
     losses = F.cross_entropy(logits, target, reduction="none")
@@ -142,15 +155,25 @@ def answer_loss(trained: Trained, batch: Batch, state, asked: Tensor, sinks: Ten
     right = logits.argmax(-1) == target
     wrong = torch.zeros(len(batch.owner)).index_add(0, keep.nonzero()[:, 0], (~right & is_value).float())
     whole = torch.zeros(len(batch.owner)).index_add(0, keep.nonzero()[:, 0], (~right).float())
-    weight = torch.where(is_value, 1.0, 0.3)
-    return (losses * weight).sum() / weight.sum(), (wrong == 0).float().mean(), (whole == 0).float().mean()
+    weight = torch.where(is_value, 1.0, 0.5)
+    loss = (losses * weight).sum() / weight.sum()
+    return loss, {"answers": loss, "values": (wrong == 0).float().mean(), "whole": (whole == 0).float().mean()}
 
 
-def step_loss(trained: Trained, batch: Batch, sinks: Tensor, ends: bool) -> tuple[Tensor, dict[str, Tensor]]:
+def quiet_loss(trained: Trained, source: Tensor, mask: Tensor, state) -> Tensor:
+    """The squared norm of what memories add to text and told facts, where they have nothing to say, beside that of the stream."""
+    ys = trained.read(source, state, mask)
+    return sum(y[mask].square().sum(-1).mean() for y in ys.values()) / 100
+
+
+def step_loss(trained: Trained, batch: Batch, sinks: Tensor, ends: bool, quiet: float = 0.0) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of a batch; ends: that of the answers too."""
     memory = trained.added.memory
     x, asked = trained.input(batch.write), trained.input(batch.ask)
-    gates, written, others = gate_loss(trained, batch, x, asked)
+    written, of_questions = strengths(memory, x), strengths(memory, asked)
+    others = torch.cat([written[batch.is_told & ~batch.is_value], of_questions[batch.ask_mask & ~batch.answer]])
+    text = written[batch.mask & ~batch.is_told]
+    gates, report = gate_loss(written[batch.is_value], others, text if len(text) else others)
     _, k, v = trained.project(x, batch.mask)
     q, _, _ = trained.project(asked, batch.ask_mask)
     row, told, question, token = batch.pairs.unbind(1)
@@ -160,13 +183,28 @@ def step_loss(trained: Trained, batch: Batch, sinks: Tensor, ends: bool) -> tupl
     value = read(queries.unsqueeze(1), state.select(row), memory.spec, memory.features).squeeze(1)
     ids = batch.write_ids[batch.is_value]
     reads, values = read_loss(value, v[batch.is_value], ids, batch.write_ids[row, told], v[row, told])
-    loss = reads + 0.3 * find + 0.2 * gates
-    report = {"find": find, "found": found, "written": written, "others": others, "reads": reads, "read": values}
+    loss = reads + 0.3 * find + 0.1 * gates
+    report |= {"find": find, "found": found, "reads": reads, "read": values}
     if ends:
-        answers, right, whole = answer_loss(trained, batch, state, asked, sinks)
-        loss = loss + answers
-        report |= {"answers": answers, "values": right, "whole": whole}
+        answers, more = answer_loss(trained, batch, state, sinks)
+        loss, report = loss + answers, report | more
+    if quiet:
+        report["quiet"] = quiet_loss(trained, batch.write[:, -200:], batch.mask[:, -200:], state)
+        loss = loss + quiet * report["quiet"]
     return loss, {name: x.detach() for name, x in report.items()}
+
+
+def match_loss(trained: Trained, streams: Streams, draw: random.Random, count: int) -> tuple[Tensor, dict[str, Tensor]]:
+    """`find_loss` and `gate_loss` of many facts and texts, without a memory between them."""
+    keys, queries = streams.windows(draw, count, trained.added.memory.conv.width + 1)
+    everything = torch.ones(keys.shape[:2], dtype=torch.bool)
+    _, k, _ = trained.project(trained.input(keys), everything)
+    q, _, _ = trained.project(trained.input(queries), everything)
+    find, found = find_loss(k[:, -1], q[:, -1])
+    parts = [strengths(trained.added.memory, trained.input(part)) for part in streams.gate_tokens(draw, 40, 24)]
+    gates, report = gate_loss(*parts)
+    report = {name: x.detach() for name, x in report.items()}
+    return find + 0.3 * gates, report | {"find": find.detach(), "found": found}
 
 
 def rate(step: int, total: int, warm: int = 20) -> float:
@@ -178,13 +216,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out")
     parser.add_argument("--features", nargs="+", required=True)
+    parser.add_argument("--layers", default="10,26", help="layers with a memory; those below that of the features take no part")
+    parser.add_argument("--only", type=int, help="the layer whose memory trains; by default all")
+    parser.add_argument("--quiet", type=float, default=0.0)
     parser.add_argument("--memory", default=json.dumps(MEMORY))
-    parser.add_argument("--find", type=int, default=200, help="steps of the contrastive loss alone")
+    parser.add_argument("--match", type=int, default=300, help="steps of the contrastive loss of keys and queries alone")
+    parser.add_argument("--read", type=int, default=300, help="steps in which the memory is written and read by itself")
     parser.add_argument("--steps", type=int, default=1500, help="steps of the answers")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--told", type=int, default=4, help="most dialogues in a stream, of 2 to 5 facts each")
     parser.add_argument("--between", type=int, default=1500, help="most tokens of text in a stream, reached at half of the steps")
+    parser.add_argument("--gating", type=float, default=2.0, help="factor of the learning rate of gates")
+    parser.add_argument("--no-speak", action="store_true", help="keep the output map of --init")
+    parser.add_argument("--share", type=float, default=0.3, help="share of the tokens of answers around values that count")
+    parser.add_argument("--at-once", action="store_true", help="the full amount of text from the first step on")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--init")
@@ -194,31 +240,50 @@ def main() -> None:
     folder = smollm()
     streams = Streams([Path(p) for p in options.features])
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    config = AttachConfig(layers=[streams.layer], source=streams.source, window=256, memory=json.loads(options.memory))
+    layers = [int(i) for i in options.layers.split(",")]
+    config = AttachConfig(layers=layers, source=streams.source, window=256, memory=json.loads(options.memory))
     model = attach(base, config).eval()
     trained = Trained(model, streams.layer)
-    initialise(trained.added.memory, trained.added.gate)
+    trained.share = options.share
+    for added in trained.memories.values():
+        initialise(added.memory, added.gate)
+        if added is not trained.added:
+            with torch.no_grad():
+                added.memory.gating.offset[: added.memory.heads] = -12.0  # the strength of writes
+    if options.only is not None:
+        model.memories.requires_grad_(False)
+        trained.memories[options.only].requires_grad_(True)
     parameters = [p for p in model.memories.parameters() if p.requires_grad]
-    optimiser = torch.optim.AdamW(parameters, lr=options.lr, weight_decay=0.01, betas=(0.9, 0.98))
+    gating = [p for n, p in model.memories.named_parameters() if p.requires_grad and "gating" in n]
+    others = [p for n, p in model.memories.named_parameters() if p.requires_grad and "gating" not in n]
+    groups = [{"params": others, "scale": 1.0}, {"params": gating, "scale": options.gating}]
+    optimiser = torch.optim.AdamW(groups, lr=options.lr, weight_decay=0.01, betas=(0.9, 0.98))
     kept, step, begin = Path(options.out).with_suffix(".pt"), 0, time.time()
     if options.init:
-        model.memories.load_state_dict(torch.load(options.init)["memories"])
+        own, found = model.memories.state_dict(), torch.load(options.init)["memories"]
+        model.memories.load_state_dict(own | {n: x for n, x in found.items() if n in own and x.shape == own[n].shape})
     if kept.is_file():
         saved = torch.load(kept)
         model.memories.load_state_dict(saved["memories"])
         optimiser.load_state_dict(saved["optimiser"])
         step, begin = saved["step"], begin - saved["seconds"]
     print(f"{sum(p.numel() for p in parameters):,} parameters beside layer {streams.layer}", flush=True)
-    total, shown = options.find + options.steps, []
+    stages = {"match": options.match, "read": options.read, "answer": options.steps}
+    total, shown = sum(stages.values()), []
     while step < total and time.time() - begin < 60 * options.minutes:
-        ends = step >= options.find
-        at = step - options.find if ends else step
-        lr = options.lr * (rate(at, options.steps) if ends else rate(at, options.find))
-        between = int(options.between * min(1.0, at / (0.5 * options.steps))) if ends else 250
+        at, stage = step, "match"
+        while at >= stages[stage]:
+            at, stage = at - stages[stage], "read" if stage == "match" else "answer"
         for group in optimiser.param_groups:
-            group["lr"] = lr
-        batch = streams.draw(draw, options.rows, options.told, between, 2 if ends else 4)
-        loss, report = step_loss(trained, batch, streams.sinks, ends)
+            group["lr"] = options.lr * group["scale"] * rate(at, stages[stage])
+        if stage == "match":
+            loss, report = match_loss(trained, streams, draw, 256)
+        else:
+            between = options.between if options.at_once else int(options.between * min(1.0, 2 * at / stages[stage]))
+            if stage == "answer" and at == 0 and not options.no_speak:
+                print(f"values speak: cosine {speak(trained, streams):.3f}", flush=True)
+            batch = streams.draw(draw, options.rows, options.told, between, 2)
+            loss, report = step_loss(trained, batch, streams.sinks, stage == "answer", options.quiet)
         optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)

@@ -1,0 +1,46 @@
+"""Closed forms for the output of the memory, before it is trained: an open gate, and a read that raises the token that was written.
+
+Least squares on the tokens of texts and dialogues: the value of a token is mapped to the direction of its own row in the output
+embedding, in which a stream raises its logit.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+OPEN = 1.5  # what the output gate sees of every token
+SHARE = 2.0  # norm of what a read adds, as a share of the norm of the stream
+
+
+def solve(inputs: Tensor, targets: Tensor, ridge: float) -> Tensor:
+    """The map (I, O) with the least squared error of inputs (N, I) @ map = targets (N, O)."""
+    gram = inputs.T @ inputs
+    return torch.linalg.solve(gram + ridge * gram.diagonal().mean() * torch.eye(len(gram)), inputs.T @ targets)
+
+
+@torch.no_grad()
+def speak(trained, streams, tokens: int = 40_000) -> float:
+    """Set the output gate and the output map of the highest memory. Returns the cosine of what values are mapped to with their rows."""
+    segments = [told for told, _ in streams.entries] + streams.texts
+    segments = segments[:: max(1, sum(len(s.ids) for s in segments) // tokens)]
+    ids = torch.tensor([i for s in segments for i in s.ids])
+    x = trained.input(torch.cat([s.source for s in segments]))
+    memory, config = trained.added.memory, trained.added.memory.config
+    opening = solve(x, torch.full((len(x), 1), OPEN), 1e-4)  # D 1
+    memory.output_gate.weight.copy_(opening.T.expand_as(memory.output_gate.weight))
+    _, _, v = trained.project(x.unsqueeze(0), torch.ones(1, len(x), dtype=torch.bool))
+    z = v[0] * torch.rsqrt(v[0].square().mean(-1, keepdim=True) + config.eps) * memory.norm.weight
+    rows = trained.head.weight.float()
+    rows = (rows - rows.mean(0)) * trained.body.norm.weight.float()
+    stream = torch.cat([s.states for _, asked in streams.entries[:200] for s in asked if s.states is not None]).float().norm(dim=1).median()
+    target = SHARE * stream * torch.nn.functional.normalize(rows[ids], dim=1)
+    counts = torch.bincount(ids, minlength=len(rows))[ids].float()
+    weight = counts.rsqrt().unsqueeze(1)  # frequent tokens count less
+    z = z.flatten(1) * torch.nn.functional.silu(torch.tensor(OPEN))  # N HV
+    found = solve(z * weight, target * weight, 1e-3)  # HV D
+    memory.out.weight.copy_(found.T)
+    trained.added.gate.fill_(1.0)
+    if memory.start_norm is not None:
+        memory.start_norm.weight.zero_()  # the static branch begins silent
+    return torch.cosine_similarity(z @ found, target, dim=1).mean().item()
