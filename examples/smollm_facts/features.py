@@ -31,7 +31,7 @@ POSITIONS = (80, 300, 1000, 3000, 6000, 10000, 16000)  # of the first token behi
 @dataclass
 class Segment:
     """Tokens that are read together behind the sinks. spans: of tokens (begin, end) of the values in it; answer: where the answer
-    begins, for a question; ids: token ids; source (T, D): what the memory reads; states (T, D): of questions, the stream in front of
+    begins, for a question; ids: token ids; source (T, D): what the memory reads; states (T, D): of questions, and of texts on demand, the stream in front of
     the layer to which the memory adds."""
 
     kind: str
@@ -80,30 +80,30 @@ def text_segment(tokenizer: Any, draw: random.Random, texts: Texts, split: str, 
 class Below:
     """The layers of the base below `layer`, with the sinks at positions 0 to 3 and segments far behind them."""
 
-    def __init__(self, model: Any, tokenizer: Any, source: int, layer: int):
-        self.body, self.source, self.layer = model.model, source, layer
+    def __init__(self, model: Any, tokenizer: Any, source: int, layer: int, kinds: tuple[str, ...] = ("asked",)):
+        self.body, self.source, self.layer, self.kinds = model.model, source, layer, kinds
         self.sinks = tokens(tokenizer, SYSTEM)[:SINKS]
 
     @torch.no_grad()
     def __call__(self, segments: list[Segment], draw: random.Random) -> None:
         """Fill in the position and the states of segments of one kind."""
-        width, is_asked = max(len(s.ids) for s in segments), segments[0].kind == "asked"
+        width, is_whole = max(len(s.ids) for s in segments), segments[0].kind in self.kinds
         for s in segments:
             s.position = draw.choice(POSITIONS)
         ids = torch.tensor([self.sinks + s.ids + [0] * (width - len(s.ids)) for s in segments])
         h = self.body.embed_tokens(ids)
         positions = positions_of([s.position for s in segments], width)
         angles, mask = self.body.rotary_emb(h, positions), causal(width + SINKS)
-        for i in range(self.layer + 1 if is_asked else self.source + 1):
+        for i in range(self.layer + 1 if is_whole else self.source + 1):
             if i == self.source:
                 read = self.body.layers[i].input_layernorm(h)
                 for s, row in zip(segments, read):
                     s.source = row[SINKS : SINKS + len(s.ids)].clone()
                 self.sink_source = read[0, :SINKS].clone()
-            if i == (self.layer if is_asked else self.source):
+            if i == (self.layer if is_whole else self.source):
                 break
             h = self.body.layers[i](h, attention_mask=mask, position_ids=positions, position_embeddings=angles)
-        if is_asked:
+        if is_whole:
             for s, row in zip(segments, h):
                 s.states = row[SINKS : SINKS + len(s.ids)].clone()
             self.sink_states = h[0, :SINKS].clone()
@@ -127,7 +127,7 @@ def make(tokenizer: Any, draw: random.Random, texts: Texts, options: Any) -> lis
         facts = draw_facts(draw, draw.choice([2, 3, 4, 5]), options.split, words=words if options.split == "train" else None)
         segments.append(told_segment(tokenizer, draw, facts, options.split))
         for fact in draw.sample(facts, 2):
-            before = "" if draw.random() < 0.6 else read(draw, texts.piece(draw, draw.randrange(20, 300)), options.split)
+            before = "" if draw.random() < 0.75 else read(draw, texts.piece(draw, draw.randrange(20, 300)), options.split)
             segments.append(question_segment(tokenizer, draw, fact, options.split, before))
     for _ in range(options.text_tokens // 250):
         segments.append(text_segment(tokenizer, draw, texts, options.split, 250))
@@ -142,6 +142,7 @@ def main() -> None:
     parser.add_argument("--layer", type=int, default=12)
     parser.add_argument("--dialogues", type=int, default=4000)
     parser.add_argument("--text-tokens", type=int, default=300_000)
+    parser.add_argument("--whole-text", action="store_true", help="keep the stream of texts too")
     parser.add_argument("--split", default="train")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -151,7 +152,8 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
     texts = Texts([Path(p) for p in options.text], (0.0, 0.9) if options.split == "train" else (0.9, 1.0))
     segments = make(tokenizer, draw, texts, options)
-    below, begin, done = Below(model, tokenizer, options.source, options.layer), time.time(), 0
+    kinds = ("asked", "text") if options.whole_text else ("asked",)
+    below, begin, done = Below(model, tokenizer, options.source, options.layer, kinds), time.time(), 0
     batches = []
     for kind in ("told", "asked", "text"):
         some = sorted((s for s in segments if s.kind == kind), key=lambda s: len(s.ids))

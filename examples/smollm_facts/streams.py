@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from features import Segment
 from torch import Tensor
 
@@ -33,6 +34,18 @@ class Batch:
     answer: Tensor
     value: Tensor
     start: list[int]
+    pairs: Tensor
+
+
+@dataclass
+class Windows:
+    """keys: what the memory reads up to each told value (R, N, W, D), with ids and mask (R, N). queries: the same up to the token in front
+    of a value in an answer (P, W, D). pairs: (P, 2), row and index of the told value."""
+
+    keys: Tensor
+    ids: Tensor
+    mask: Tensor
+    queries: Tensor
     pairs: Tensor
 
 
@@ -117,6 +130,15 @@ class Streams:
             write, write_ids, mask, is_told, is_value, ask, states, ids, ask_mask, torch.tensor(owner), answer, value, start, torch.tensor(pairs)
         )
 
+    def whole_texts(self, draw: random.Random, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor, list[int]]:
+        """Texts as what the memory reads and the stream above (N, T, D), with ids and mask (N, T), and their positions."""
+        some = draw.sample([s for s in self.texts if s.states is not None], count)
+        (source, mask), (states, _) = _pad([s.source for s in some]), _pad([s.states for s in some])
+        ids = torch.zeros(mask.shape, dtype=torch.int64)
+        for row, s in enumerate(some):
+            ids[row, : len(s.ids)] = torch.tensor(s.ids)
+        return source, states, ids, mask, [s.position for s in some]
+
     def gate_tokens(self, draw: random.Random, dialogues: int, texts: int) -> tuple[Tensor, Tensor, Tensor]:
         """What the memory reads at told values, at other tokens of dialogues, and in texts: (N, D) each."""
         values, others = [], []
@@ -129,17 +151,28 @@ class Streams:
             others += [told.source[~is_value], asked[0].source[: asked[0].answer]]
         return torch.cat(values), torch.cat(others), torch.cat([draw.choice(self.texts).source for _ in range(texts)])
 
-    def windows(self, draw: random.Random, count: int, width: int) -> tuple[Tensor, Tensor]:
-        """What the memory reads up to told values, and up to the tokens in front of the same values in answers: (P, width, D) each."""
-        keys, queries = [], []
-        while len(keys) < count:
-            told, asked = draw.choice(self.entries)
-            for segment in asked:
-                (a, b), (c, _) = told.spans[told.facts.index(segment.facts[0])], segment.spans[0]
-                i = draw.randrange(b - a) if draw.random() < 0.5 else 0
-                keys.append(_last(told.source, a + i + 1, width))
-                queries.append(_last(segment.source, c + i, width))
-        return torch.stack(keys[:count]), torch.stack(queries[:count])
+    def windows(self, draw: random.Random, rows: int, dialogues: int, width: int) -> Windows:
+        """All told values of a few dialogues, as if nothing else had been written, and questions for some of them."""
+        keys, ids, queries, pairs = [], [], [], []
+        for row in range(rows):
+            own: list[Tensor] = []
+            own_ids: list[int] = []
+            for told, asked in self._different(draw, dialogues):
+                place = {}
+                for fact, (a, b) in zip(told.facts, told.spans):
+                    place[fact] = len(own)
+                    own += [_last(told.source, i + 1, width) for i in range(a, b)]
+                    own_ids += told.ids[a:b]
+                for segment in asked:
+                    for i in range(*segment.spans[0]):
+                        pairs.append((row, place[segment.facts[0]] + i - segment.spans[0][0]))
+                        queries.append(_last(segment.source, i, width))
+            keys.append(torch.stack(own))
+            ids.append(own_ids)
+        most = max(map(len, ids))
+        mask = torch.stack([torch.arange(most) < len(x) for x in ids])
+        padded = torch.stack([F.pad(x, (0, 0, 0, 0, 0, most - len(x))) for x in keys])
+        return Windows(padded, torch.tensor([x + [0] * (most - len(x)) for x in ids]), mask, torch.stack(queries), torch.tensor(pairs))
 
     def _different(self, draw: random.Random, count: int) -> list:
         """Dialogues without a common name."""

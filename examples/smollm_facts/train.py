@@ -125,11 +125,12 @@ def gate_loss(values: Tensor, told: Tensor, text: Tensor) -> tuple[Tensor, dict[
     return loss, {"written": values.mean(), "others": told.mean(), "text": text.mean()}
 
 
-def find_loss(keys: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
-    """Contrastive loss of queries in front of values against the keys of told values (P, H, K), head by head; and how many are found."""
+def find_loss(keys: Tensor, queries: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+    """Contrastive loss of queries (P, H, K) in front of values against the keys of told values (N, H, K), head by head, and how many are
+    found. own: (P,) the keys that belong to the queries."""
     scores = 20 * torch.einsum("phk,nhk->hpn", queries, keys)
-    same = torch.arange(len(keys)).expand(scores.shape[0], -1)
-    return F.cross_entropy(scores.flatten(0, 1), same.flatten()), (scores.mean(0).argmax(1) == same[0]).float().mean()
+    loss = F.cross_entropy(scores.flatten(0, 1), own.expand(scores.shape[0], -1).flatten())
+    return loss, (scores.mean(0).argmax(1) == own).float().mean()
 
 
 def read_loss(read: Tensor, values: Tensor, ids: Tensor, expected: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,13 +161,15 @@ def answer_loss(trained: Trained, batch: Batch, state, sinks: Tensor) -> tuple[T
     return loss, {"answers": loss, "values": (wrong == 0).float().mean(), "whole": (whole == 0).float().mean()}
 
 
-def quiet_loss(trained: Trained, source: Tensor, mask: Tensor, state) -> Tensor:
-    """The squared norm of what memories add to text and told facts, where they have nothing to say, beside that of the stream."""
-    ys = trained.read(source, state, mask)
-    return sum(y[mask].square().sum(-1).mean() for y in ys.values()) / 100
+def text_loss(trained: Trained, streams: Streams, draw: random.Random, state, count: int = 4) -> Tensor:
+    """Cross-entropy of ordinary text, read with facts in the memory, at random tokens."""
+    source, states, ids, mask, start = streams.whole_texts(draw, count)
+    hidden = trained.above(states, trained.read(source, state, mask), streams.sinks, start)
+    keep = mask[:, 1:] & (torch.rand(mask[:, 1:].shape) < 40 / mask.shape[1])
+    return F.cross_entropy(trained.head(hidden[:, :-1][keep]).float(), ids[:, 1:][keep])
 
 
-def step_loss(trained: Trained, batch: Batch, sinks: Tensor, ends: bool, quiet: float = 0.0) -> tuple[Tensor, dict[str, Tensor]]:
+def step_loss(trained: Trained, batch: Batch, streams: Streams, draw: random.Random, ends: bool, text_weight: float) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of a batch; ends: that of the answers too."""
     memory = trained.added.memory
     x, asked = trained.input(batch.write), trained.input(batch.ask)
@@ -178,7 +181,7 @@ def step_loss(trained: Trained, batch: Batch, sinks: Tensor, ends: bool, quiet: 
     q, _, _ = trained.project(asked, batch.ask_mask)
     row, told, question, token = batch.pairs.unbind(1)
     queries = q[question, token - 1]  # P H K
-    find, found = find_loss(k[row, told], queries)
+    find, found = find_loss(k[row, told], queries, torch.arange(len(row)))
     state = trained.write(x, k, v, batch.mask)
     value = read(queries.unsqueeze(1), state.select(row), memory.spec, memory.features).squeeze(1)
     ids = batch.write_ids[batch.is_value]
@@ -186,25 +189,34 @@ def step_loss(trained: Trained, batch: Batch, sinks: Tensor, ends: bool, quiet: 
     loss = reads + 0.3 * find + 0.1 * gates
     report |= {"find": find, "found": found, "reads": reads, "read": values}
     if ends:
-        answers, more = answer_loss(trained, batch, state, sinks)
+        answers, more = answer_loss(trained, batch, state, streams.sinks)
         loss, report = loss + answers, report | more
-    if quiet:
-        report["quiet"] = quiet_loss(trained, batch.write[:, -200:], batch.mask[:, -200:], state)
-        loss = loss + quiet * report["quiet"]
+    if ends and text_weight:
+        report["text_loss"] = text_loss(trained, streams, draw, state.select(torch.arange(4)))
+        loss = loss + text_weight * report["text_loss"]
     return loss, {name: x.detach() for name, x in report.items()}
 
 
-def match_loss(trained: Trained, streams: Streams, draw: random.Random, count: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """`find_loss` and `gate_loss` of many facts and texts, without a memory between them."""
-    keys, queries = streams.windows(draw, count, trained.added.memory.conv.width + 1)
-    everything = torch.ones(keys.shape[:2], dtype=torch.bool)
-    _, k, _ = trained.project(trained.input(keys), everything)
-    q, _, _ = trained.project(trained.input(queries), everything)
-    find, found = find_loss(k[:, -1], q[:, -1])
-    parts = [strengths(trained.added.memory, trained.input(part)) for part in streams.gate_tokens(draw, 40, 24)]
+def match_loss(trained: Trained, streams: Streams, draw: random.Random, rows: int) -> tuple[Tensor, dict[str, Tensor]]:
+    """The losses of keys, queries, values and gates, with told values alone in the memory: no other token is written."""
+    memory = trained.added.memory
+    some = streams.windows(draw, rows, 4, memory.conv.width + 1)
+    R, N, W, D = some.keys.shape
+    x, asked = trained.input(some.keys.flatten(0, 1)), trained.input(some.queries)
+    _, k, v = trained.project(x, torch.ones(R * N, W, dtype=torch.bool))
+    q, _, _ = trained.project(asked, torch.ones(asked.shape[:2], dtype=torch.bool))
+    k, v = (s[:, -1].unflatten(0, (R, N)) for s in (k, v))  # R N H ·
+    state = trained.write(x[:, -1].unflatten(0, (R, N)), k, v, some.mask)
+    row, index = some.pairs.unbind(1)
+    values = read(q[:, -1:], state.select(row), memory.spec, memory.features).squeeze(1)
+    reads, right = read_loss(values, v[some.mask], some.ids[some.mask], some.ids[row, index], v[row, index])
+    place = torch.full(some.mask.shape, -1)
+    place[some.mask] = torch.arange(int(some.mask.sum()))
+    find, found = find_loss(k[some.mask], q[:, -1], place[row, index])
+    parts = [strengths(memory, trained.input(part)) for part in streams.gate_tokens(draw, 40, 24)]
     gates, report = gate_loss(*parts)
     report = {name: x.detach() for name, x in report.items()}
-    return find + 0.3 * gates, report | {"find": find.detach(), "found": found}
+    return reads + find + 0.3 * gates, report | {"find": find.detach(), "found": found, "reads": reads.detach(), "read": right}
 
 
 def rate(step: int, total: int, warm: int = 20) -> float:
@@ -218,7 +230,7 @@ def main() -> None:
     parser.add_argument("--features", nargs="+", required=True)
     parser.add_argument("--layers", default="10,26", help="layers with a memory; those below that of the features take no part")
     parser.add_argument("--only", type=int, help="the layer whose memory trains; by default all")
-    parser.add_argument("--quiet", type=float, default=0.0)
+    parser.add_argument("--text-weight", type=float, default=0.0, help="weight of the loss of ordinary text")
     parser.add_argument("--memory", default=json.dumps(MEMORY))
     parser.add_argument("--match", type=int, default=300, help="steps of the contrastive loss of keys and queries alone")
     parser.add_argument("--read", type=int, default=300, help="steps in which the memory is written and read by itself")
@@ -277,13 +289,13 @@ def main() -> None:
         for group in optimiser.param_groups:
             group["lr"] = options.lr * group["scale"] * rate(at, stages[stage])
         if stage == "match":
-            loss, report = match_loss(trained, streams, draw, 256)
+            loss, report = match_loss(trained, streams, draw, 16)
         else:
             between = options.between if options.at_once else int(options.between * min(1.0, 2 * at / stages[stage]))
             if stage == "answer" and at == 0 and not options.no_speak:
                 print(f"values speak: cosine {speak(trained, streams):.3f}", flush=True)
             batch = streams.draw(draw, options.rows, options.told, between, 2)
-            loss, report = step_loss(trained, batch, streams.sinks, stage == "answer", options.quiet)
+            loss, report = step_loss(trained, batch, streams, draw, stage == "answer", options.text_weight)
         optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
