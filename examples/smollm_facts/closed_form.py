@@ -20,7 +20,7 @@ def solve(inputs: Tensor, targets: Tensor, ridge: float) -> Tensor:
 
 
 @torch.no_grad()
-def speak(trained, streams, tokens: int = 40_000) -> float:
+def speak(trained, streams, tokens: int = 120_000) -> float:
     """Set the output gate and the output map of the highest memory. Returns the cosine of what values are mapped to with their rows."""
     segments = [told for told, _ in streams.entries] + streams.texts
     segments = segments[:: max(1, sum(len(s.ids) for s in segments) // tokens)]

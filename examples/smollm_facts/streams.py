@@ -50,16 +50,22 @@ class Windows:
 
 
 class Streams:
-    """Draws batches. Dialogues are combined freely: each told segment was read for itself."""
+    """Draws batches. Dialogues are combined freely: each told segment was read for itself.
 
-    def __init__(self, paths: list[Path], share: tuple[float, float] = (0.0, 1.0)):
+    layer: the streams of questions are those in front of this layer, by default the highest of the files; other files give facts and
+    texts alone.
+    """
+
+    def __init__(self, paths: list[Path], layer: int | None = None):
         self.dialogues: dict[tuple, tuple[Segment, list[Segment]]] = {}
         self.texts: list[Segment] = []
         asked: list[Segment] = []
         files = [torch.load(path, weights_only=False, mmap=True) for path in paths]
-        self.layer = max(kept["layer"] for kept in files)
+        self.layer = max(kept["layer"] for kept in files) if layer is None else layer
         for kept in sorted(files, key=lambda kept: kept["layer"]):
-            self.source, (self.sink_source, self.sinks) = kept["source"], kept["sinks"]
+            self.source, self.sink_source = kept["source"], kept["sinks"][0]
+            if kept["layer"] == self.layer:
+                self.sinks = kept["sinks"][1]
             for fields in kept["segments"]:
                 segment = Segment(**fields)
                 if kept["layer"] != self.layer:
@@ -73,10 +79,7 @@ class Streams:
         by_fact = {fact: entry for facts, entry in self.dialogues.items() for fact in facts}
         for segment in asked:
             by_fact[segment.facts[0]][1].append(segment)
-        entries = [entry for entry in self.dialogues.values() if entry[1]]
-        entries = sorted(entries, key=lambda entry: entry[0].ids)
-        random.Random(0).shuffle(entries)
-        self.entries = entries[int(share[0] * len(entries)) : int(share[1] * len(entries))]
+        self.entries = [entry for entry in self.dialogues.values() if entry[1]]
 
     def draw(self, draw: random.Random, rows: int, most_told: int, between: int, questions: int = 2) -> Batch:
         """rows streams of 1 to most_told dialogues and up to `between` tokens of text, and `questions` questions to each."""

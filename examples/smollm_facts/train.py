@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM
 from mnemos.attach import AttachConfig, attach, save_adapter, smollm
 from mnemos.memory import read, scan
 
-MEMORY = {"preset": "deltanet", "heads": 3, "learn_w0": True, "eps": 0.01, "lr_init": 0.5, "gate": "token", "gate_hidden": 256, "conv_width": 10}
+MEMORY = {"preset": "deltanet", "heads": 3, "key_dim": 192, "value_dim": 384, "learn_w0": True, "eps": 0.01, "lr_init": 0.5, "gate": "token", "gate_hidden": 256, "conv_width": 10}
 
 
 def initialise(memory, gate: Tensor) -> None:
@@ -40,8 +40,17 @@ def initialise(memory, gate: Tensor) -> None:
         memory.conv.weight.zero_()
         memory.conv.weight[1:, :q] = last**-0.5
         memory.conv.weight[:-1, q : q + k] = last**-0.5
-        memory.conv.weight[last, q + k :] = 1.0
+        memory.conv.weight[last, q + k :] = 0.2  # small: SiLU is nearly linear there, and values keep all of a token
+        torch.nn.init.normal_(memory.qkv.weight[q + k :], std=memory.config.dim**-0.5)
         gate.fill_(1.0)
+
+
+def keep_values(memory) -> None:
+    """Leave the projection of values as it is: the output map is fitted to it."""
+    q, k, _ = memory.splits
+    rows = torch.arange(memory.qkv.weight.shape[0]) < q + k
+    memory.qkv.weight.register_hook(lambda gradient: gradient * rows.unsqueeze(1))
+    memory.conv.weight.register_hook(lambda gradient: gradient * rows)
 
 
 class Trained:
@@ -148,11 +157,12 @@ def answer_loss(trained: Trained, batch: Batch, state, sinks: Tensor) -> tuple[T
     """Cross-entropy of the answers, plus what memories add elsewhere in questions; and the shares of right values and answers."""
     ys = trained.read(batch.ask, state.select(batch.owner), batch.ask_mask)
     hidden = trained.above(batch.states, ys, sinks, batch.start)
-    keep = batch.value[:, 1:] | (batch.answer[:, 1:] & (torch.rand(batch.answer[:, 1:].shape) < trained.share))
+    ends = F.pad(batch.value[:, :-1], (1, 0))  # and the token behind each value
+    keep = (batch.value | ends)[:, 1:] | (batch.answer[:, 1:] & (torch.rand(batch.answer[:, 1:].shape) < trained.share))
     logits = trained.head(hidden[:, :-1][keep]).float()
     target = batch.ids[:, 1:][keep]
     losses = F.cross_entropy(logits, target, reduction="none")
-    is_value = batch.value[:, 1:][keep]
+    is_value = (batch.value | ends)[:, 1:][keep]
     right = logits.argmax(-1) == target
     wrong = torch.zeros(len(batch.owner)).index_add(0, keep.nonzero()[:, 0], (~right & is_value).float())
     whole = torch.zeros(len(batch.owner)).index_add(0, keep.nonzero()[:, 0], (~right).float())
@@ -161,7 +171,7 @@ def answer_loss(trained: Trained, batch: Batch, state, sinks: Tensor) -> tuple[T
     return loss, {"answers": loss, "values": (wrong == 0).float().mean(), "whole": (whole == 0).float().mean()}
 
 
-def text_loss(trained: Trained, streams: Streams, draw: random.Random, state, count: int = 4) -> Tensor:
+def text_loss(trained: Trained, streams: Streams, draw: random.Random, state, count: int = 2) -> Tensor:
     """Cross-entropy of ordinary text, read with facts in the memory, at random tokens."""
     source, states, ids, mask, start = streams.whole_texts(draw, count)
     hidden = trained.above(states, trained.read(source, state, mask), streams.sinks, start)
@@ -185,14 +195,14 @@ def step_loss(trained: Trained, batch: Batch, streams: Streams, draw: random.Ran
     state = trained.write(x, k, v, batch.mask)
     value = read(queries.unsqueeze(1), state.select(row), memory.spec, memory.features).squeeze(1)
     ids = batch.write_ids[batch.is_value]
-    reads, values = read_loss(value, v[batch.is_value], ids, batch.write_ids[row, told], v[row, told])
+    reads, values = read_loss(value, v[batch.is_value].detach(), ids, batch.write_ids[row, told], v[row, told])
     loss = reads + 0.3 * find + 0.1 * gates
     report |= {"find": find, "found": found, "reads": reads, "read": values}
     if ends:
         answers, more = answer_loss(trained, batch, state, streams.sinks)
         loss, report = loss + answers, report | more
     if ends and text_weight:
-        report["text_loss"] = text_loss(trained, streams, draw, state.select(torch.arange(4)))
+        report["text_loss"] = text_loss(trained, streams, draw, state.select(torch.arange(2)))
         loss = loss + text_weight * report["text_loss"]
     return loss, {name: x.detach() for name, x in report.items()}
 
@@ -209,7 +219,7 @@ def match_loss(trained: Trained, streams: Streams, draw: random.Random, rows: in
     state = trained.write(x[:, -1].unflatten(0, (R, N)), k, v, some.mask)
     row, index = some.pairs.unbind(1)
     values = read(q[:, -1:], state.select(row), memory.spec, memory.features).squeeze(1)
-    reads, right = read_loss(values, v[some.mask], some.ids[some.mask], some.ids[row, index], v[row, index])
+    reads, right = read_loss(values, v[some.mask].detach(), some.ids[some.mask], some.ids[row, index], v[row, index])
     place = torch.full(some.mask.shape, -1)
     place[some.mask] = torch.arange(int(some.mask.sum()))
     find, found = find_loss(k[some.mask], q[:, -1], place[row, index])
@@ -229,6 +239,7 @@ def main() -> None:
     parser.add_argument("out")
     parser.add_argument("--features", nargs="+", required=True)
     parser.add_argument("--layers", default="10,26", help="layers with a memory; those below that of the features take no part")
+    parser.add_argument("--start", type=int, help="the layer in front of which questions were kept, if not the highest of the files")
     parser.add_argument("--only", type=int, help="the layer whose memory trains; by default all")
     parser.add_argument("--text-weight", type=float, default=0.0, help="weight of the loss of ordinary text")
     parser.add_argument("--memory", default=json.dumps(MEMORY))
@@ -242,6 +253,7 @@ def main() -> None:
     parser.add_argument("--gating", type=float, default=2.0, help="factor of the learning rate of gates")
     parser.add_argument("--no-speak", action="store_true", help="keep the output map of --init")
     parser.add_argument("--share", type=float, default=0.3, help="share of the tokens of answers around values that count")
+    parser.add_argument("--train-values", action="store_true", help="train the projection of values too")
     parser.add_argument("--at-once", action="store_true", help="the full amount of text from the first step on")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
@@ -250,7 +262,7 @@ def main() -> None:
     torch.manual_seed(options.seed)
     draw = random.Random(options.seed)
     folder = smollm()
-    streams = Streams([Path(p) for p in options.features])
+    streams = Streams([Path(p) for p in options.features], options.start)
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     layers = [int(i) for i in options.layers.split(",")]
     config = AttachConfig(layers=layers, source=streams.source, window=256, memory=json.loads(options.memory))
@@ -262,6 +274,8 @@ def main() -> None:
         if added is not trained.added:
             with torch.no_grad():
                 added.memory.gating.offset[: added.memory.heads] = -12.0  # the strength of writes
+    if not options.train_values:
+        keep_values(trained.added.memory)
     if options.only is not None:
         model.memories.requires_grad_(False)
         trained.memories[options.only].requires_grad_(True)
