@@ -9,7 +9,10 @@ from typing import Any
 from facts import ASK, REPLY, TELL, Fact
 
 SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
-READ = {"train": ["Read this: {text}", "{text}", "Here is a text. {text}"], "test": ["Have a look at this text: {text}"]}
+READ = {
+    "train": ["Read this: {text}", "{text}", "Here is a text. {text}"],
+    "test": ["Have a look at this text: {text}"],
+}
 
 
 def user(text: str) -> str:
@@ -26,7 +29,9 @@ def told(draw: random.Random, facts: list[Fact], split: str) -> str:
     while left:
         count = draw.choice([1, 1, 2, 3])
         now, left = left[:count], left[count:]
-        turns.append(user(" ".join(fact.tell(draw.choice(TELL[split])) for fact in now)) + reply(draw.choice(REPLY[split])))
+        turns.append(
+            user(" ".join(fact.tell(draw.choice(TELL[split])) for fact in now)) + reply(draw.choice(REPLY[split]))
+        )
     return "".join(turns)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dialogues import SYSTEM, Texts, asked, read, told, tokens
+from dialogues import SYSTEM, Texts, asked, read, tokens, told
 from facts import NEW_RELATIONS, Fact, draw_facts
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -121,13 +121,15 @@ def main() -> None:
     facts = [draw_facts(draw, options.facts, options.split, relations) for _ in range(options.rows)]
     opening, between = conversations(tokenizer, draw, texts, facts, max(options.distances), options.split)
     ids, mask = padded_left(opening)
-    results = {distance: {"distance": distance, "questions": options.rows * options.facts} for distance in options.distances}
+    results = {
+        distance: {"distance": distance, "questions": options.rows * options.facts} for distance in options.distances
+    }
     begin = time.time()
     if options.ceiling:
         ceiling(base, tokenizer, options, facts, ids, mask, between, results)
         print(f"base model with full attention: {time.time() - begin:.0f} s", flush=True)
     model = load_adapter(base, options.adapter).eval()
-    cache, empty, place = model.new_cache(), model.new_cache(), 0
+    cache, place = model.new_cache(), 0
     feed(model, ids, cache, mask)
     for distance in options.distances:
         feed(model, between[:, place:distance], cache)
@@ -144,7 +146,12 @@ def main() -> None:
     if options.knock_outs:
         no_writes(model, tokenizer, options, facts, ids, mask, between, results)
     if options.json:
-        record = {"adapter": Path(options.adapter).name, "split": options.split, "dtype": options.dtype, "seed": options.seed}
+        record = {
+            "adapter": Path(options.adapter).name,
+            "split": options.split,
+            "dtype": options.dtype,
+            "seed": options.seed,
+        }
         record |= {"begun": options.begun, "new_relations": options.new_relations, "results": list(results.values())}
         Path(options.json).write_text(json.dumps(record, indent=1) + "\n")
 

@@ -9,7 +9,16 @@ import random
 import zlib
 from dataclasses import dataclass
 
-FIRST = (
+
+def words(text: str) -> list[str]:
+    return text.split()
+
+
+def phrases(text: str) -> list[str]:
+    return text.split(",")
+
+
+FIRST = words(
     "Aaron Abigail Ada Adam Adele Adrian Agnes Aisha Alan Albert Alejandro Alexa Alfred Ali Alice Alicia Alina Allison Alma Alvin "
     "Amanda Amber Amelia Amir Amy Ana Anders Andrea Andrew Angela Anika Anita Anna Anthony Antonio Anton April Ariel Arjun Arnold "
     "Arthur Ashley Astrid Audrey August Aurora Ava Barbara Barry Beatrice Becky Bella Ben Benjamin Bernard Beth Betty Bianca Bill "
@@ -37,8 +46,8 @@ FIRST = (
     "Tom Tony Tracy Travis Trevor Troy Tyler Ulrich Una Ursula Valerie Vanessa Vera Vernon Veronica Victor Victoria Vikram Vincent "
     "Viola Violet Virginia Vivian Vladimir Wade Wallace Walter Wanda Warren Wayne Wendy Wesley Wilfred William Willow Winston Xavier "
     "Yara Yasmin Yolanda Yusuf Yvonne Zachary Zara Zelda Zoe"
-).split()
-LAST = (
+)
+LAST = words(
     "Adams Anderson Bailey Baker Barnes Becker Bell Bennett Brooks Brown Butler Campbell Carter Castillo Chavez Clark Coleman Collins "
     "Cook Cooper Cox Davies Diaz Edwards Evans Fischer Fisher Flores Foster Garcia Gomez Gonzalez Gray Green Griffin Gupta Hall "
     "Hansen Harris Hayes Henderson Hernandez Hill Hoffman Howard Hughes Hunt Jackson Jenkins Jensen Johnson Jones Kaplan Keller "
@@ -47,8 +56,8 @@ LAST = (
     "Reynolds Richardson Rivera Roberts Robinson Rogers Rossi Russell Sanchez Sanders Sato Schmidt Schneider Scott Shaw Silva Simmons "
     "Singh Smith Stewart Sullivan Tanaka Taylor Thompson Torres Tran Turner Wagner Walker Wallace Ward Watson Weber West White "
     "Williams Wilson Wood Wright Young Zimmerman"
-).split()
-CITIES = (
+)
+CITIES = phrases(
     "Amsterdam,Athens,Atlanta,Auckland,Austin,Baghdad,Baltimore,Bangkok,Barcelona,Beijing,Beirut,Belfast,Berlin,Bern,Bogota,Boston,"
     "Brussels,Bucharest,Budapest,Buenos Aires,Cairo,Calgary,Cape Town,Caracas,Casablanca,Chicago,Cologne,Copenhagen,Dakar,Dallas,"
     "Damascus,Delhi,Denver,Detroit,Dubai,Dublin,Edinburgh,Florence,Frankfurt,Geneva,Glasgow,Hamburg,Hanoi,Havana,Helsinki,Hong Kong,"
@@ -57,101 +66,107 @@ CITIES = (
     "Nice,Orlando,Osaka,Oslo,Ottawa,Paris,Philadelphia,Phoenix,Portland,Prague,Quebec,Rio de Janeiro,Rome,Rotterdam,San Diego,"
     "San Francisco,Santiago,Seattle,Seoul,Seville,Shanghai,Singapore,Stockholm,Sydney,Tehran,Tel Aviv,Tokyo,Toronto,Turin,Valencia,"
     "Vancouver,Venice,Vienna,Warsaw,Washington,Wellington,Zurich"
-).split(",")
-COUNTRIES = (
+)
+COUNTRIES = phrases(
     "Algeria,Argentina,Australia,Austria,Bangladesh,Belgium,Bolivia,Brazil,Bulgaria,Cambodia,Canada,Chile,China,Colombia,Costa Rica,"
     "Croatia,Cuba,Denmark,Ecuador,Egypt,Estonia,Ethiopia,Finland,France,Germany,Ghana,Greece,Guatemala,Hungary,Iceland,India,"
     "Indonesia,Iran,Iraq,Ireland,Israel,Italy,Jamaica,Japan,Jordan,Kenya,Laos,Lebanon,Libya,Malaysia,Mali,Mexico,Mongolia,Morocco,"
     "Nepal,New Zealand,Nigeria,Norway,Pakistan,Panama,Peru,Poland,Portugal,Romania,Russia,Scotland,Senegal,Serbia,Slovakia,"
     "South Africa,South Korea,Spain,Sudan,Sweden,Switzerland,Syria,Thailand,Tunisia,Turkey,Uganda,Ukraine,Uruguay,Venezuela,Vietnam,Wales"
-).split(",")
-ANIMALS = (
+)
+ANIMALS = phrases(
     "alpaca,ant,bat,bear,beaver,bee,buffalo,camel,canary,cat,chicken,cow,crab,crow,deer,dog,dolphin,donkey,duck,eagle,elephant,ferret,"
     "fox,frog,gecko,giraffe,goat,goldfish,goose,gorilla,hamster,hawk,hedgehog,horse,iguana,kangaroo,lamb,leopard,lion,lizard,llama,"
     "lobster,monkey,mouse,octopus,otter,owl,panda,parrot,peacock,penguin,pig,pigeon,pony,rabbit,raccoon,rat,raven,salmon,seal,shark,"
     "sheep,snail,snake,spider,squirrel,swan,tiger,toad,tortoise,turkey,turtle,whale,wolf,zebra"
-).split(",")
-FOODS = (
+)
+FOODS = phrases(
     "apple pie,apples,bacon,bagels,bananas,beans,beef stew,bread,broccoli,burgers,burritos,cabbage,cake,carrots,cheese,cherries,"
     "chicken soup,chili,chocolate,cookies,corn,crepes,cucumbers,curry,donuts,dumplings,eggs,fish,french fries,fried rice,grapes,ham,"
     "honey,hummus,ice cream,kebab,lamb,lasagna,lentils,lobster,mangoes,meatballs,melon,muffins,mushrooms,noodles,nuts,olives,omelette,"
     "onions,oranges,oysters,paella,pancakes,pasta,peaches,peanuts,pears,pickles,pizza,popcorn,pork,potatoes,pudding,pumpkin,ramen,"
     "ravioli,rice,risotto,salad,salmon,sandwiches,sausage,shrimp,soup,spaghetti,spinach,steak,strawberries,sushi,tacos,tofu,tomatoes,"
     "tuna,turkey,waffles,yogurt"
-).split(",")
-DRINKS = (
+)
+DRINKS = phrases(
     "apple juice,beer,black tea,brandy,champagne,cider,cocoa,coffee,cola,espresso,gin,ginger ale,green tea,hot chocolate,iced tea,"
     "lemonade,milk,mineral water,orange juice,rum,sherry,soda,tequila,tomato juice,vodka,water,whiskey,wine"
-).split(",")
-JOBS = (
+)
+JOBS = phrases(
     "accountant,actor,architect,artist,baker,banker,barber,biologist,builder,butcher,captain,carpenter,cashier,chef,chemist,cleaner,"
     "coach,composer,cook,dancer,dentist,designer,detective,director,doctor,driver,economist,editor,electrician,engineer,farmer,"
     "firefighter,fisherman,florist,gardener,geologist,guard,guide,hairdresser,historian,janitor,jeweler,journalist,judge,lawyer,"
     "librarian,magician,manager,mathematician,mechanic,miner,model,musician,nurse,painter,pharmacist,philosopher,photographer,"
     "physicist,pilot,plumber,poet,police officer,politician,priest,professor,programmer,psychologist,reporter,sailor,scientist,"
     "secretary,singer,soldier,surgeon,tailor,teacher,translator,truck driver,veterinarian,waiter,writer"
-).split(",")
-COLORS = (
+)
+COLORS = phrases(
     "amber,beige,black,blue,brown,crimson,dark green,gold,gray,green,indigo,ivory,lavender,light blue,lime,magenta,maroon,navy,olive,"
     "orange,pink,purple,red,rose,scarlet,silver,tan,teal,turquoise,violet,white,yellow"
-).split(",")
-INSTRUMENTS = (
+)
+INSTRUMENTS = phrases(
     "accordion,banjo,bassoon,bells,bugle,cello,clarinet,cymbals,double bass,drums,fiddle,flute,guitar,harmonica,harp,horn,keyboard,"
     "lute,lyre,mandolin,oboe,organ,piano,recorder,saxophone,sitar,tambourine,trombone,trumpet,tuba,ukulele,viola,violin,xylophone"
-).split(",")
-SPORTS = (
+)
+SPORTS = phrases(
     "archery,badminton,baseball,basketball,bowling,boxing,canoeing,chess,climbing,cricket,curling,cycling,diving,fencing,fishing,"
     "football,golf,gymnastics,handball,hiking,hockey,judo,karate,polo,rowing,rugby,running,sailing,skating,skiing,soccer,softball,"
     "squash,surfing,swimming,table tennis,tennis,volleyball,wrestling,yoga"
-).split(",")
-LANGUAGES = (
+)
+LANGUAGES = phrases(
     "Arabic,Bengali,Chinese,Czech,Danish,Dutch,English,Finnish,French,German,Greek,Hebrew,Hindi,Hungarian,Icelandic,Irish,Italian,"
     "Japanese,Korean,Latin,Norwegian,Persian,Polish,Portuguese,Russian,Spanish,Swahili,Swedish,Tamil,Thai,Turkish,Welsh"
-).split(",")
-SUBJECTS = (
+)
+SUBJECTS = phrases(
     "algebra,anatomy,archaeology,art,astronomy,biology,botany,chemistry,computer science,drama,ecology,economics,English,ethics,"
     "geography,geology,geometry,history,law,literature,logic,mathematics,medicine,music,philosophy,physics,poetry,politics,psychology,"
     "religion,sociology,statistics"
-).split(",")
-FLOWERS = "daffodil,daisy,hyacinth,iris,jasmine,lavender,lilac,lily,lotus,marigold,orchid,pansy,peony,poppy,rose,sunflower,tulip,violet"
-MONTHS = "January,February,March,April,May,June,July,August,September,October,November,December"
-CARS = "Audi,BMW,Chevrolet,Ferrari,Fiat,Ford,Honda,Hyundai,Jaguar,Jeep,Kia,Lexus,Mazda,Mercedes,Nissan,Peugeot,Porsche,Renault,Subaru,Tesla,Toyota,Volvo"
-GEMS = "amber,coral,diamond,emerald,garnet,gold,jade,marble,opal,pearl,platinum,quartz,ruby,sapphire,silver,topaz"
+)
+FLOWERS = phrases(
+    "daffodil,daisy,hyacinth,iris,jasmine,lavender,lilac,lily,lotus,marigold,orchid,pansy,peony,poppy,rose,sunflower,tulip,violet"
+)
+MONTHS = phrases("January,February,March,April,May,June,July,August,September,October,November,December")
+CARS = phrases(
+    "Audi,BMW,Chevrolet,Ferrari,Fiat,Ford,Honda,Hyundai,Jaguar,Jeep,Kia,Lexus,Mazda,Mercedes,Nissan,Peugeot,Porsche,Renault,Subaru,Tesla,Toyota,Volvo"
+)
+GEMS = phrases(
+    "amber,coral,diamond,emerald,garnet,gold,jade,marble,opal,pearl,platinum,quartz,ruby,sapphire,silver,topaz"
+)
 NUMBERS = [str(n) for n in range(2, 100)]
 YEARS = [str(n) for n in range(1930, 2016)]
-WORDS = (
+WORDS = phrases(
     "anchor,arrow,basket,bridge,butter,candle,castle,cloud,copper,cotton,crystal,desert,dragon,feather,forest,garden,ginger,hammer,"
     "harbor,island,jacket,jungle,kettle,ladder,lantern,magnet,mirror,mountain,needle,ocean,paper,pepper,pillow,planet,pocket,prairie,"
     "puzzle,ribbon,river,rocket,saddle,shadow,spoon,stone,summer,sunset,thunder,tunnel,valley,velvet,window,winter"
-).split(",")
+)
 RELATIONS = {
-    **{name: ANIMALS for name in ("pet", "favorite animal")},
-    **{name: COLORS for name in ("favorite color", "car color", "front door color", "eye color")},
-    **{name: CITIES for name in ("home city", "birthplace", "favorite city", "office location")},
-    **{name: COUNTRIES for name in ("home country", "favorite country", "next holiday destination")},
-    **{name: JOBS for name in ("job", "dream job", "first job")},
-    **{name: FOODS for name in ("favorite food", "usual breakfast", "favorite snack")},
-    **{name: DRINKS for name in ("favorite drink", "usual order")},
-    **{name: INSTRUMENTS for name in ("instrument", "favorite instrument")},
-    **{name: SPORTS for name in ("favorite sport", "hobby")},
-    **{name: NUMBERS for name in ("lucky number", "age", "room number", "seat number")},
-    **{name: FIRST for name in ("best friend", "boss", "neighbor", "dog's name", "sister's name", "brother's name")},
-    **{name: WORDS for name in ("password", "team name", "code word")},
+    **dict.fromkeys(("pet", "favorite animal"), ANIMALS),
+    **dict.fromkeys(("favorite color", "car color", "front door color", "eye color"), COLORS),
+    **dict.fromkeys(("home city", "birthplace", "favorite city", "office location"), CITIES),
+    **dict.fromkeys(("home country", "favorite country", "next holiday destination"), COUNTRIES),
+    **dict.fromkeys(("job", "dream job", "first job"), JOBS),
+    **dict.fromkeys(("favorite food", "usual breakfast", "favorite snack"), FOODS),
+    **dict.fromkeys(("favorite drink", "usual order"), DRINKS),
+    **dict.fromkeys(("instrument", "favorite instrument"), INSTRUMENTS),
+    **dict.fromkeys(("favorite sport", "hobby"), SPORTS),
+    **dict.fromkeys(("lucky number", "age", "room number", "seat number"), NUMBERS),
+    **dict.fromkeys(("best friend", "boss", "neighbor", "dog's name", "sister's name", "brother's name"), FIRST),
+    **dict.fromkeys(("password", "team name", "code word"), WORDS),
     "birth year": YEARS,
     "native language": LANGUAGES,
     "second language": LANGUAGES,
     "favorite subject": SUBJECTS,
-    "favorite flower": FLOWERS.split(","),
-    "birth month": MONTHS.split(","),
-    "favorite month": MONTHS.split(","),
-    "car": CARS.split(","),
+    "favorite flower": FLOWERS,
+    "birth month": MONTHS,
+    "favorite month": MONTHS,
+    "car": CARS,
 }
 NEW_RELATIONS = {  # never in training
     "boat name": WORDS,
     "teacher's name": FIRST,
     "last meal": FOODS,
     "shoe size": NUMBERS,
-    "favorite gemstone": GEMS.split(","),
+    "favorite gemstone": GEMS,
     "school location": CITIES,
     "spirit animal": ANIMALS,
     "costume": JOBS,
@@ -212,7 +227,14 @@ ASK = {
     ],
 }
 REPLY = {
-    "train": ["Okay, I will remember that.", "Got it.", "Thank you, noted.", "Okay.", "I'll keep that in mind.", "Sure, thanks for telling me."],
+    "train": [
+        "Okay, I will remember that.",
+        "Got it.",
+        "Thank you, noted.",
+        "Okay.",
+        "I'll keep that in mind.",
+        "Sure, thanks for telling me.",
+    ],
     "test": ["All right, I have noted that.", "Understood."],
 }
 
@@ -278,7 +300,7 @@ class OpenWords:
     @classmethod
     def of(cls, tokens: list[str]) -> OpenWords:
         """From the tokens of a byte-level BPE, in which a word behind a space begins with Ġ."""
-        words = [t[1:] for t in tokens if t[:1] == "Ġ" and 4 <= len(t) <= 12 and t[1:].isalpha() and t.isascii() is False]
+        words = [t[1:] for t in tokens if t[:1] == "Ġ" and 4 <= len(t) <= 12 and t[1:].isalpha()]
         words = sorted(w for w in words if w.isascii() and not is_test("value " + w) and not is_test(w))
         return cls(tuple(w for w in words if w.islower()), tuple(w for w in words if w.istitle()))
 

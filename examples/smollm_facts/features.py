@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dialogues import SYSTEM, Texts, asked, read, told, tokens
+from dialogues import SYSTEM, Texts, asked, read, tokens, told
 from facts import Fact, OpenWords, draw_facts
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -124,10 +124,14 @@ def make(tokenizer: Any, draw: random.Random, texts: Texts, options: Any) -> lis
     """Segments of dialogues and text, without states."""
     segments, words = [], OpenWords.of(tokenizer.convert_ids_to_tokens(range(len(tokenizer))))
     for _ in range(options.dialogues):
-        facts = draw_facts(draw, draw.choice([2, 3, 4, 5]), options.split, words=words if options.split == "train" else None)
+        facts = draw_facts(
+            draw, draw.choice([2, 3, 4, 5]), options.split, words=words if options.split == "train" else None
+        )
         segments.append(told_segment(tokenizer, draw, facts, options.split))
         for fact in draw.sample(facts, 2):
-            before = "" if draw.random() < 0.75 else read(draw, texts.piece(draw, draw.randrange(20, 300)), options.split)
+            before = (
+                "" if draw.random() < 0.75 else read(draw, texts.piece(draw, draw.randrange(20, 300)), options.split)
+            )
             segments.append(question_segment(tokenizer, draw, fact, options.split, before))
     for _ in range(options.text_tokens // 250):
         segments.append(text_segment(tokenizer, draw, texts, options.split, 250))
@@ -163,7 +167,10 @@ def main() -> None:
         below(part, draw)
         done += sum(len(s.ids) for s in part)
         if n % 20 == 0:
-            print(f"{n + 1}/{len(batches)} batches, {done:,} tokens, {done / (time.time() - begin):.0f} tokens/s", flush=True)
+            print(
+                f"{n + 1}/{len(batches)} batches, {done:,} tokens, {done / (time.time() - begin):.0f} tokens/s",
+                flush=True,
+            )
     kept = {"source": options.source, "layer": options.layer, "sinks": (below.sink_source, below.sink_states)}
     torch.save(kept | {"segments": [vars(s) for s in segments]}, options.out)
 

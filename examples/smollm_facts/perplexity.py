@@ -55,7 +55,9 @@ def main() -> None:
     pieces = {}
     for path in options.text:
         texts, draw = Texts([Path(path)], (0.9, 1.0)), random.Random(0)
-        rows = [tokens(tokenizer, texts.piece(draw, 8 * options.length))[: options.length] for _ in range(options.pieces)]
+        rows = [
+            tokens(tokenizer, texts.piece(draw, 8 * options.length))[: options.length] for _ in range(options.pieces)
+        ]
         pieces[Path(path).stem] = torch.tensor(rows)
     from transformers import DynamicCache
 
@@ -76,7 +78,12 @@ def main() -> None:
         results[name] = {"first": first, "rest": rest}
         print(name, json.dumps(results[name]), flush=True)
     if options.json:
-        record = {"adapter": Path(options.adapter).name, "length": options.length, "pieces": options.pieces, "dtype": options.dtype}
+        record = {
+            "adapter": Path(options.adapter).name,
+            "length": options.length,
+            "pieces": options.pieces,
+            "dtype": options.dtype,
+        }
         Path(options.json).write_text(json.dumps(record | {"perplexity": results}, indent=1) + "\n")
 
 

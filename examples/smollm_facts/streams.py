@@ -130,7 +130,20 @@ class Streams:
             value[q, s.spans[0][0] : s.spans[0][1]] = True
         start = [s.position for s in asks]
         return Batch(
-            write, write_ids, mask, is_told, is_value, ask, states, ids, ask_mask, torch.tensor(owner), answer, value, start, torch.tensor(pairs)
+            write,
+            write_ids,
+            mask,
+            is_told,
+            is_value,
+            ask,
+            states,
+            ids,
+            ask_mask,
+            torch.tensor(owner),
+            answer,
+            value,
+            start,
+            torch.tensor(pairs),
         )
 
     def whole_texts(self, draw: random.Random, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor, list[int]]:
@@ -175,7 +188,13 @@ class Streams:
         most = max(map(len, ids))
         mask = torch.stack([torch.arange(most) < len(x) for x in ids])
         padded = torch.stack([F.pad(x, (0, 0, 0, 0, 0, most - len(x))) for x in keys])
-        return Windows(padded, torch.tensor([x + [0] * (most - len(x)) for x in ids]), mask, torch.stack(queries), torch.tensor(pairs))
+        return Windows(
+            padded,
+            torch.tensor([x + [0] * (most - len(x)) for x in ids]),
+            mask,
+            torch.stack(queries),
+            torch.tensor(pairs),
+        )
 
     def _different(self, draw: random.Random, count: int) -> list:
         """Dialogues without a common name."""

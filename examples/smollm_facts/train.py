@@ -29,7 +29,18 @@ from transformers import AutoModelForCausalLM
 from mnemos.attach import AttachConfig, attach, save_adapter, smollm
 from mnemos.memory import read, scan
 
-MEMORY = {"preset": "deltanet", "heads": 3, "key_dim": 192, "value_dim": 384, "learn_w0": True, "eps": 0.01, "lr_init": 0.5, "gate": "token", "gate_hidden": 256, "conv_width": 10}
+MEMORY = {
+    "preset": "deltanet",
+    "heads": 3,
+    "key_dim": 192,
+    "value_dim": 384,
+    "learn_w0": True,
+    "eps": 0.01,
+    "lr_init": 0.5,
+    "gate": "token",
+    "gate_hidden": 256,
+    "conv_width": 10,
+}
 
 
 def initialise(memory, gate: Tensor) -> None:
@@ -179,7 +190,9 @@ def text_loss(trained: Trained, streams: Streams, draw: random.Random, state, co
     return F.cross_entropy(trained.head(hidden[:, :-1][keep]).float(), ids[:, 1:][keep])
 
 
-def step_loss(trained: Trained, batch: Batch, streams: Streams, draw: random.Random, ends: bool, text_weight: float) -> tuple[Tensor, dict[str, Tensor]]:
+def step_loss(
+    trained: Trained, batch: Batch, streams: Streams, draw: random.Random, ends: bool, text_weight: float
+) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of a batch; ends: that of the answers too."""
     memory = trained.added.memory
     x, asked = trained.input(batch.write), trained.input(batch.ask)
@@ -211,7 +224,7 @@ def match_loss(trained: Trained, streams: Streams, draw: random.Random, rows: in
     """The losses of keys, queries, values and gates, with told values alone in the memory: no other token is written."""
     memory = trained.added.memory
     some = streams.windows(draw, rows, 4, memory.conv.width + 1)
-    R, N, W, D = some.keys.shape
+    R, N, W, _ = some.keys.shape
     x, asked = trained.input(some.keys.flatten(0, 1)), trained.input(some.queries)
     _, k, v = trained.project(x, torch.ones(R * N, W, dtype=torch.bool))
     q, _, _ = trained.project(asked, torch.ones(asked.shape[:2], dtype=torch.bool))
@@ -226,7 +239,12 @@ def match_loss(trained: Trained, streams: Streams, draw: random.Random, rows: in
     parts = [strengths(memory, trained.input(part)) for part in streams.gate_tokens(draw, 40, 24)]
     gates, report = gate_loss(*parts)
     report = {name: x.detach() for name, x in report.items()}
-    return reads + find + 0.3 * gates, report | {"find": find.detach(), "found": found, "reads": reads.detach(), "read": right}
+    return reads + find + 0.3 * gates, report | {
+        "find": find.detach(),
+        "found": found,
+        "reads": reads.detach(),
+        "read": right,
+    }
 
 
 def rate(step: int, total: int, warm: int = 20) -> float:
@@ -238,21 +256,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out")
     parser.add_argument("--features", nargs="+", required=True)
-    parser.add_argument("--layers", default="10,26", help="layers with a memory; those below that of the features take no part")
-    parser.add_argument("--start", type=int, help="the layer in front of which questions were kept, if not the highest of the files")
+    parser.add_argument(
+        "--layers", default="10,26", help="layers with a memory; those below that of the features take no part"
+    )
+    parser.add_argument(
+        "--start", type=int, help="the layer in front of which questions were kept, if not the highest of the files"
+    )
     parser.add_argument("--only", type=int, help="the layer whose memory trains; by default all")
     parser.add_argument("--text-weight", type=float, default=0.0, help="weight of the loss of ordinary text")
     parser.add_argument("--memory", default=json.dumps(MEMORY))
-    parser.add_argument("--match", type=int, default=300, help="steps of the contrastive loss of keys and queries alone")
+    parser.add_argument(
+        "--match", type=int, default=300, help="steps of the contrastive loss of keys and queries alone"
+    )
     parser.add_argument("--read", type=int, default=300, help="steps in which the memory is written and read by itself")
     parser.add_argument("--steps", type=int, default=1500, help="steps of the answers")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--told", type=int, default=4, help="most dialogues in a stream, of 2 to 5 facts each")
-    parser.add_argument("--between", type=int, default=1500, help="most tokens of text in a stream, reached at half of the steps")
+    parser.add_argument(
+        "--between", type=int, default=1500, help="most tokens of text in a stream, reached at half of the steps"
+    )
     parser.add_argument("--gating", type=float, default=2.0, help="factor of the learning rate of gates")
     parser.add_argument("--no-speak", action="store_true", help="keep the output map of --init")
-    parser.add_argument("--share", type=float, default=0.3, help="share of the tokens of answers around values that count")
+    parser.add_argument(
+        "--share", type=float, default=0.3, help="share of the tokens of answers around values that count"
+    )
     parser.add_argument("--train-values", action="store_true", help="train the projection of values too")
     parser.add_argument("--at-once", action="store_true", help="the full amount of text from the first step on")
     parser.add_argument("--lr", type=float, default=2e-3)
@@ -318,10 +346,21 @@ def main() -> None:
         step += 1
         if step % 10 == 0:
             last = shown[-10:]
-            means = {name: sum(x[name] for x in last if name in x) / max(1, sum(name in x for x in last)) for name in last[-1]}
+            means = {
+                name: sum(x[name] for x in last if name in x) / max(1, sum(name in x for x in last))
+                for name in last[-1]
+            }
             print(step, *(f"{name} {x:.4f}" for name, x in means.items()), f"{time.time() - begin:.0f} s", flush=True)
         if step % 50 == 0 or step == total:
-            torch.save({"memories": model.memories.state_dict(), "optimiser": optimiser.state_dict(), "step": step, "seconds": time.time() - begin}, kept)
+            torch.save(
+                {
+                    "memories": model.memories.state_dict(),
+                    "optimiser": optimiser.state_dict(),
+                    "step": step,
+                    "seconds": time.time() - begin,
+                },
+                kept,
+            )
     save_adapter(model, options.out)
 
 
