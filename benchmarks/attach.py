@@ -54,7 +54,7 @@ def main() -> None:
     config = AttachConfig(layers=options.layers, window=options.window, memory=options.memory)
     model = attach(AutoModelForCausalLM.from_pretrained(folder), config).eval()
     print(f"{machine()}\n{options.memory} beside layers {', '.join(model.memories)}\n", flush=True)
-    trained = [i for i in map(int, model.memories)]
+    trained = list(map(int, model.memories))
     base.requires_grad_(False)
     for i in trained:
         base.model.layers[i].self_attn.requires_grad_(True)
