@@ -28,7 +28,8 @@ class AttachedCall:
 
     layout: how valid tokens (B, T) become rows (R, L); None if they are rows already. mask: (R, L), True in slots with a token; None:
     all. start: (R,) positions of the first new tokens; None: 0. limits: window, sinks and own window of every layer; None: attention is
-    that of the base. packed: rows are documents. reached: the layers whose memory was called.
+    that of the base. packed: rows are documents. reached: the layers whose memory was called. source: (B, T, D), what memories read instead of
+    the input of their own layer.
     """
 
     shape: tuple[int, int]
@@ -40,6 +41,7 @@ class AttachedCall:
     packed: bool = False
     reached: list[int] = field(default_factory=list)
     plans: dict = field(default_factory=dict)
+    source: Tensor | None = None
 
     @property
     def mask(self) -> Tensor | None:

@@ -37,6 +37,8 @@ class AttachConfig:
     sinks: the first tokens of a sequence, which attention sees in addition to the window.
     memory: the name of a preset (`memory_names`), or a dict of fields of `NeuralMemoryConfig`; its key "preset" names the preset
     that the other fields change.
+    source: the layer whose attention's input all memories read and write, at most the lowest of `layers`; None: each reads that of its
+    own layer. Early layers keep the identity of tokens, which keys need; late layers are where an answer is added.
     target: the name of the attention module in each layer, for an architecture that `attach` does not list.
 
     >>> config = AttachConfig(layers="every:5", window=256, memory={"preset": "titans", "chunk_size": 32})
@@ -51,6 +53,7 @@ class AttachConfig:
     sinks: int = 4
     memory: str | dict[str, Any] = "titans"
     target: str | None = None
+    source: int | None = None
 
     def __post_init__(self):
         if isinstance(self.layers, list | range):
@@ -62,6 +65,8 @@ class AttachConfig:
             raise ValueError(f"sinks={self.sinks!r:.60} must be a whole number in 0..{MAX_DIM}")
         if self.target is not None and (not isinstance(self.target, str) or not self.target.isidentifier()):
             raise ValueError(f"target={self.target!r:.60} must be the name of a module, such as 'self_attn', or None")
+        if self.source is not None and (type(self.source) is not int or not 0 <= self.source < MAX_LAYERS):
+            raise ValueError(f"source={self.source!r:.60} must be the index of a layer, or None")
         if not isinstance(self.memory, str | dict):
             raise ValueError(f"memory={self.memory!r:.60} must be the name of a preset or a dict of its fields")
         check_fields(self._memory_fields())
@@ -103,6 +108,12 @@ class AttachConfig:
 
     def layer_indices(self, depth: int) -> tuple[int, ...]:
         """The layers with a memory, of a model with `depth` layers."""
+        found = self._layer_indices(depth)
+        if self.source is not None and self.source > found[0]:
+            raise ValueError(f"source={self.source} must not lie behind {found[0]}, the lowest layer with a memory")
+        return found
+
+    def _layer_indices(self, depth: int) -> tuple[int, ...]:
         if isinstance(self.layers, str):
             step = int(self.layers.partition(":")[2])
             found = tuple(range(step // 2, depth, step))

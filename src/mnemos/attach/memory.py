@@ -45,7 +45,7 @@ class AttachedMemory(nn.Module):
         call = kwargs.get(KEYWORD)
         if call is None:
             return None
-        y = self(args[0] if args else kwargs["hidden_states"], call)
+        y = self(attention_input(args, kwargs) if call.source is None else call.source, call)
         return output + y if isinstance(output, Tensor) else (output[0] + y, *output[1:])
 
     def forward(self, hidden: Tensor, call: AttachedCall) -> Tensor:
@@ -62,6 +62,18 @@ class AttachedMemory(nn.Module):
         if call.switches.scale != 1.0:
             y = y * call.switches.scale
         return call.unpack(y).to(hidden.dtype)
+
+
+def attention_input(args: tuple, kwargs: dict[str, Any]) -> Tensor:
+    """The hidden states (B, T, D) that an attention module is called with."""
+    return args[0] if args else kwargs["hidden_states"]
+
+
+def take_source(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Forward pre-hook of the attention whose input all memories read: keeps it in the call of an attached model."""
+    call = kwargs.get(KEYWORD)
+    if call is not None:
+        call.source = attention_input(args, kwargs)
 
 
 def run(

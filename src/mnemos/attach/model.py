@@ -22,7 +22,7 @@ from .call import KEYWORD, AttachedCall
 from .config import AttachConfig
 from .control import MemoryControl
 from .generation import AttachedGenerationMixin
-from .memory import AttachedMemory
+from .memory import AttachedMemory, take_source
 from .pretrained import AttachedPreTrainedModel
 from .transformers_config import AttachedModelConfig
 from .window import limits, use_window
@@ -80,6 +80,8 @@ class AttachedForCausalLM(AttachedPreTrainedModel, AttachedGenerationMixin):
             self.limits = [limits(chosen.window, chosen.sinks, width) for width in own]
             self.set_attn_implementation(self.base.config._attn_implementation)
         self.memories = nn.ModuleDict()
+        if chosen.source is not None:
+            modules[chosen.source].register_forward_pre_hook(take_source, with_kwargs=True)
         for i in chosen.layer_indices(len(modules)):
             like = next(modules[i].parameters())
             kind = torch.promote_types(like.dtype, torch.float32)
