@@ -23,7 +23,9 @@ TOLD = (
     "<|im_start|>user\nPlease remember that Anna's favorite drink is coffee. Ben's favorite drink is milk.<|im_end|>\n"
 )
 REPLY = "<|im_start|>assistant\nOkay, I will remember that.<|im_end|>\n"
-ASKED = "<|im_start|>user\nWhat is {name}'s favorite drink?<|im_end|>\n<|im_start|>assistant\n{name}'s favorite drink is"
+ASKED = (
+    "<|im_start|>user\nWhat is {name}'s favorite drink?<|im_end|>\n<|im_start|>assistant\n{name}'s favorite drink is"
+)
 
 
 @torch.no_grad()
