@@ -32,8 +32,6 @@ from mnemos.memory import read, scan
 MEMORY = {
     "preset": "deltanet",
     "heads": 3,
-    "key_dim": 192,
-    "value_dim": 384,
     "learn_w0": True,
     "eps": 0.01,
     "lr_init": 0.5,
@@ -281,7 +279,7 @@ def main() -> None:
     parser.add_argument(
         "--share", type=float, default=0.3, help="share of the tokens of answers around values that count"
     )
-    parser.add_argument("--train-values", action="store_true", help="train the projection of values too")
+    parser.add_argument("--fixed-values", action="store_true", help="keep the projection of values as it is fitted")
     parser.add_argument("--at-once", action="store_true", help="the full amount of text from the first step on")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
@@ -302,7 +300,7 @@ def main() -> None:
         if added is not trained.added:
             with torch.no_grad():
                 added.memory.gating.offset[: added.memory.heads] = -12.0  # the strength of writes
-    if not options.train_values:
+    if options.fixed_values:
         keep_values(trained.added.memory)
     if options.only is not None:
         model.memories.requires_grad_(False)
