@@ -304,7 +304,7 @@ def test_names_stand_beside_the_lines_in_their_colours_and_apart():
     names = re.findall(
         r'<text x="([\d.]+)" y="([\d.]+)"(?: class="name" style="fill: var\(--c(\d)\)")?>(\w[^<]*)', drawn
     )
-    beside = {name: (float(y), place) for x, y, place, name in names if float(x) > 400}
+    beside = {name: (float(y), place) for x, y, place, name in names if float(x) > 390}
     assert (
         beside["first"][1] == "3"
         and beside["second &lt;b&gt;"][1] == "5"
