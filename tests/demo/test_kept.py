@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -27,6 +29,22 @@ def test_a_model_that_has_not_learnt_the_game_is_not_kept():
     with pytest.raises(ValueError, match="has not learnt its task in 1 seconds"):
         open_kept(seconds=1)
     assert not is_kept()
+
+
+def test_training_counts_processor_time_so_that_a_busy_machine_learns_as_much():
+    class Stop(Exception): ...
+
+    seen: list[float] = []
+
+    def progress(done, curve):
+        time.sleep(1.5)  # as if other processes had the processor
+        seen.append(curve.seconds)
+        if len(seen) == 3:
+            raise Stop
+
+    with pytest.raises(Stop):
+        open_kept(progress, seconds=60)
+    assert 0 < seen[2] - seen[0] < 2.0  # without the two pauses of 1.5 seconds
 
 
 def test_a_kept_model_is_opened_as_it_was_and_never_replaced(monkeypatch, tmp_path):

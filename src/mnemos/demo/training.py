@@ -81,13 +81,14 @@ def train(
     seconds: float,
     like: Curve | None = None,
     progress: ProgressHook | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Curve:
-    """Train for at most `seconds`. The learning rate begins to fall when recall reaches the goal, or when only the time for the decay is left.
+    """Train for at most `seconds` of `clock`. The learning rate begins to fall when recall reaches the goal, or when only the time for the decay is left.
 
     like: the curve of another model; this one then trains for as many steps on the same batches. progress: called with the fraction done.
     """
     model.train()
-    training = _Training(model, text, curriculum, seconds, like, progress)
+    training = _Training(model, text, curriculum, seconds, like, progress, clock)
     optimisers = Optimisers(model, OptimConfig(lr=curriculum.lr, weight_decay=0.01))
     Loop(
         optimisers,
@@ -120,13 +121,14 @@ class _Training:
         seconds: float,
         like: Curve | None,
         progress: ProgressHook | None,
+        clock: Callable[[], float],
     ):
         self.model, self.text, self.curriculum, self.seconds = model, text, curriculum, seconds
-        self.like, self.progress = like, progress
+        self.like, self.progress, self.clock = like, progress, clock
         self.rng, self.curve, self.recall = np.random.default_rng(curriculum.seed), Curve(), math.nan
         self.total = None if like is None else like.steps
         self.falling = None if self.total is None else round(self.total * (1 - FINISH))
-        self.begin = time.perf_counter()
+        self.begin = clock()
 
     def steps(self) -> Iterator[int]:
         """Steps until the total is reached or the time is over."""
@@ -152,7 +154,7 @@ class _Training:
     def after_step(self, step: int, outcome: Outcome) -> None:
         """Record the step, let the gap grow, and decide when the learning rate falls. A skipped step costs time only."""
         curriculum, curve = self.curriculum, self.curve
-        curve.seconds = time.perf_counter() - self.begin
+        curve.seconds = self.clock() - self.begin
         if outcome.verdict != "good":
             return
         curve.recall.append(self.recall)
