@@ -57,7 +57,14 @@ def trained(plan: DemoPlan, seconds: float, progress: ProgressHook | None = None
     """A newly trained memory model of the demo."""
     torch.manual_seed(plan.curriculum.seed)
     model = MnemosForCausalLM(plan.memory_config())
-    train(model, training_text(plan.text_characters)[0], plan.curriculum, seconds, progress=progress, clock=time.thread_time)
+    train(
+        model,
+        training_text(plan.text_characters)[0],
+        plan.curriculum,
+        seconds,
+        progress=progress,
+        clock=time.thread_time,
+    )
     return model.eval()
 
 
