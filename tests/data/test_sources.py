@@ -67,6 +67,7 @@ def test_the_smollm_recipe_has_its_three_parts_and_weights():
         (["nowhere.txt"], "does not exist; named sources are embedded"),
         (["./nowhere"], "does not exist"),
         (["a/b/c/d"], "does not exist"),
+        (["nowhere/"], "does not exist"),
         ([""], "does not exist"),
     ],
 )

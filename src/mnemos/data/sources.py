@@ -121,5 +121,5 @@ def _items(name: str, rules: ReadRules) -> list[Item]:
 
 
 def _looks_like_a_path(name: str) -> bool:
-    starts = name.startswith((".", "/", "~", "\\")) or name.count("/") > 1 or "\\" in name
-    return starts or kind_of(Path(name)) is not None or not name.strip() or len(name) > 255
+    slashes = name.startswith((".", "/", "~", "\\")) or name.endswith("/") or name.count("/") > 1 or "\\" in name
+    return slashes or kind_of(Path(name)) is not None or not name.strip() or len(name) > 255

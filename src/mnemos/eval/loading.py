@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ def open_pretrained(path: str, dtype: str | torch.dtype = "auto", allow_missing:
 
     from ..models.folder import read_object  # this import also registers our models
 
+    _check_exists(path)
     config = Path(path) / "config.json"
     ours = os.path.isfile(config) and read_object(config).get("model_type") == "mnemos"
     extra = {"allow_missing": True} if ours and allow_missing else {}
@@ -69,6 +71,16 @@ def open_pretrained(path: str, dtype: str | torch.dtype = "auto", allow_missing:
         reason = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
         names_path = type(failed) is ValueError and path in reason
         raise ValueError(reason if names_path else f"{path:.200} cannot be opened: {reason:.300}") from failed
+
+
+def _check_exists(path: str) -> None:
+    """Raise an error for a path that does not exist and cannot be a hub name, instead of asking the hub for half a minute."""
+    if os.path.exists(path):
+        return
+    first, _, rest = path.rstrip("/").partition("/")
+    is_run = rest and (first == "runs" or glob.glob(os.path.join(glob.escape(first), "*", "config.yaml")))
+    if first in ("", ".", "..", "~") or "/" in rest or path.endswith("/") or is_run:
+        raise ValueError(f"{path:.200} does not exist")
 
 
 def load_tokenizer(path: str | os.PathLike, config: Any) -> Any:
