@@ -69,10 +69,8 @@ class Guard:
             await self.app(scope, body.receive, send_counted)
         except ApiError as error:
             await refuse(error)
-        except Exception as failed:
+        except Exception as failed:  # not raised again: the traceback could have contents; an unfinished answer is cut off
             self.service.log.event("error", kind=type(failed).__name__, contents={"reason": str(failed)})
-            if status:
-                raise
             await refuse(ApiError(500, "the server could not answer; its log names the reason", "server_error"))
         finally:
             self._log(scope, status, time.perf_counter() - started)
