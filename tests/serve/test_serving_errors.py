@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import socket
 import time
+from pathlib import Path
 
 import pytest
+
+from mnemos.serve import session_routes
+from serving import Zygote
 
 JSON = {"Content-Type": "application/json"}
 
@@ -57,3 +63,68 @@ def test_the_log_names_why_a_file_could_not_be_used(serve_with, monkeypatch):
             assert client.get("/v1/sessions/ann").status_code == 500
         assert logged(running, 2) == ["OSError", "OSError"]
         assert client.get("/v1/sessions/ann").json()["messages"][0]["content"] == "one"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_an_import_that_the_disk_cannot_hold_is_answered_by_507(serve_with, monkeypatch):
+    running = serve_with()
+    running.say("one", "ann")
+    with running.client() as client:
+        contents = client.get("/v1/sessions/ann/export").content
+        make = session_routes._nameless_file
+
+        def tiny(folder):
+            file = make(folder)
+            full = os.open("/dev/full", os.O_RDWR)
+            os.dup2(full, file.fileno())
+            os.close(full)
+            return file
+
+        monkeypatch.setattr(session_routes, "_nameless_file", tiny)
+        answer = client.post("/v1/sessions/import?id=bob", content=contents)
+    assert answer.status_code == 507 and answer.json()["error"]["code"] == "storage_full"
+
+
+def test_a_change_that_is_refused_changes_nothing(serve_with):
+    running = serve_with()
+    running.say("one", "ann")
+    running.say("two", "bob")
+    with running.client() as client:
+        before = client.get("/v1/sessions/ann").json()
+        assert client.patch("/v1/sessions/ann", json={"title": "new", "id": "bob"}).status_code == 409
+        assert client.get("/v1/sessions/ann").json() == before
+        assert client.patch("/v1/sessions/ann", json={"title": "new", "id": "eve"}).json()["title"] == "new"
+        assert client.get("/v1/sessions/ann").status_code == 404
+        assert client.post("/v1/sessions/eve/undo").status_code == 200  # still warm
+
+
+def test_a_fork_of_a_response_is_listed_and_a_continued_response_has_its_own_time(serve_with):
+    running = serve_with()
+    with running.client() as client:
+        first = client.post("/v1/responses", json={"input": "a", "max_output_tokens": 2}).json()
+        fork = client.post(f"/v1/sessions/{first['id']}/fork").json()["id"]
+        assert [session["id"] for session in client.get("/v1/sessions").json()["data"]] == [fork]
+        assert running.say("go on", fork, client).status_code == 200
+        time.sleep(1.1)
+        body = {"input": "b", "max_output_tokens": 2, "previous_response_id": first["id"]}
+        second = client.post("/v1/responses", json=body).json()
+        stored = client.get(f"/v1/responses/{second['id']}").json()
+        assert stored["created_at"] >= second["created_at"] > first["created_at"]
+
+
+def test_any_loopback_address_may_be_the_host(serve_with):
+    with serve_with().client() as client:
+        for host, status in (("127.0.0.2:8000", 200), ("127.1.2.3", 200), ("127.0.0.1.evil.org", 403), ("128.0.0.1", 403)):
+            assert client.get("/health", headers={"Host": host}).status_code == status
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_endless_headers_are_refused(tmp_path):
+    zygote = Zygote(tmp_path)
+    try:
+        host, _, port = zygote.fork()[1].removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port)), timeout=30) as client:
+            client.sendall(f"GET /health HTTP/1.1\r\nHost: {host}\r\nX: ".encode() + 100_000 * b"a")
+            assert client.recv(100).startswith(b"HTTP/1.1 400 ")
+    finally:
+        zygote.close()

@@ -66,6 +66,7 @@ def serve(service: Service, host: str = "127.0.0.1", port: int = 8000) -> None:
         lifespan="on",
         timeout_keep_alive=30,
         timeout_graceful_shutdown=max(1, int(grace)),
+        http="h11",  # the other one, httptools, has no limit of headers
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )
     server = Server(config)
