@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from mnemos.serve import session_routes
-from serving import Zygote
+from mnemos.sessions import SessionStore
+from serving import Running, make_service, sse
 
 JSON = {"Content-Type": "application/json"}
 
@@ -114,17 +115,43 @@ def test_a_fork_of_a_response_is_listed_and_a_continued_response_has_its_own_tim
 
 def test_any_loopback_address_may_be_the_host(serve_with):
     with serve_with().client() as client:
-        for host, status in (("127.0.0.2:8000", 200), ("127.1.2.3", 200), ("127.0.0.1.evil.org", 403), ("128.0.0.1", 403)):
+        for host, status in (
+            ("127.0.0.2:8000", 200),
+            ("127.1.2.3", 200),
+            ("127.0.0.1.evil.org", 403),
+            ("128.0.0.1", 403),
+        ):
             assert client.get("/health", headers={"Host": host}).status_code == status
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_endless_headers_are_refused(tmp_path):
-    zygote = Zygote(tmp_path)
-    try:
-        host, _, port = zygote.fork()[1].removeprefix("http://").partition(":")
-        with socket.create_connection((host, int(port)), timeout=30) as client:
-            client.sendall(f"GET /health HTTP/1.1\r\nHost: {host}\r\nX: ".encode() + 100_000 * b"a")
-            assert client.recv(100).startswith(b"HTTP/1.1 400 ")
-    finally:
-        zygote.close()
+def test_endless_headers_are_refused(serve_with):
+    host, port = serve_with().listener.getsockname()
+    with socket.create_connection((host, port), timeout=30) as client:
+        client.sendall(f"GET /health HTTP/1.1\r\nHost: {host}\r\nX: ".encode() + 100_000 * b"a")
+        assert client.recv(100).startswith(b"HTTP/1.1 400 ")
+
+
+def test_offsets_of_streamed_tokens_are_those_of_the_whole_answer(serve_with):
+    body = {"prompt": "hi", "max_tokens": 4, "logprobs": 1, "temperature": 0}
+    with serve_with().client() as client:
+        whole = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]["text_offset"]
+        events = sse(client.post("/v1/completions", json=body | {"stream": True}).text)
+    parts = [event["choices"][0]["logprobs"] for event in events if event["choices"]]
+    assert [offset for part in parts if part for offset in part["text_offset"]] == whole
+
+
+def test_a_sweep_that_fails_is_tried_again(tmp_path, monkeypatch):
+    store, calls = SessionStore(tmp_path, ttl=0.05), []
+
+    def sweep():
+        calls.append(1)
+        if len(calls) == 1:
+            raise OSError(errno.EIO, "input/output error")
+        return []
+
+    monkeypatch.setattr(store, "sweep", sweep)
+    with Running(make_service(tmp_path, store=store)) as running:
+        deadline = time.monotonic() + 20
+        while len(calls) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(calls) >= 2 and logged(running, 1) == ["OSError"]

@@ -69,7 +69,9 @@ class Guard:
             await self.app(scope, body.receive, send_counted)
         except ApiError as error:
             await refuse(error)
-        except Exception as failed:  # not raised again: the traceback could have contents; an unfinished answer is cut off
+        except (
+            Exception
+        ) as failed:  # not raised again: the traceback could have contents; an unfinished answer is cut off
             self.service.log.event("error", kind=type(failed).__name__, contents={"reason": str(failed)})
             await refuse(ApiError(500, "the server could not answer; its log names the reason", "server_error"))
         finally:

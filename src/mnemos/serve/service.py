@@ -96,9 +96,10 @@ class Service:
     async def _sweep(self) -> None:
         """Delete expired sessions, now and then."""
         while True:
-            deleted = await self.in_files(self.store.sweep)
-            if deleted:
-                self.log.event("expired", sessions=len(deleted))
+            with contextlib.suppress(ApiError):  # logged; the next sweep tries again
+                deleted = await self.in_files(self.store.sweep)
+                if deleted:
+                    self.log.event("expired", sessions=len(deleted))
             await asyncio.sleep(min(SWEEP_SECONDS, self.store.ttl or SWEEP_SECONDS))
 
     async def in_files(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
