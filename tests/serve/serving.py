@@ -57,13 +57,13 @@ class Running:
         import uvicorn
 
         from mnemos.serve.app import create_app
-        from mnemos.serve.run import _listen
+        from mnemos.serve.run import _listen, make_config
 
         self.service = service
         self.listener = _listen("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
         app = create_app(service, is_local=not service.keys)
-        self.server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, ws="none", lifespan="on"))
+        self.server = uvicorn.Server(make_config(app, service.limits.grace_seconds))
         self.thread = threading.Thread(target=lambda: asyncio.run(self.server.serve([self.listener])), daemon=True)
 
     def __enter__(self) -> Running:

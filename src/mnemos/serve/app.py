@@ -18,7 +18,7 @@ from .errors import ApiError
 from .guard import App, Guard
 from .response_routes import response_routes
 from .schemas import REQUESTS
-from .service import Service
+from .service import Service, api_error
 from .session_routes import session_routes
 from .system_routes import system_routes
 
@@ -69,6 +69,7 @@ def create_app(service: Service, *, is_local: bool = True) -> App:
     )
     api.add_exception_handler(ApiError, _api_error)
     api.add_exception_handler(HTTPException, _http_error)
+    api.add_exception_handler(Exception, _server_error)
     for routes in (system_routes, session_routes, chat_routes, completion_routes, response_routes):
         api.include_router(routes(service))
     api.openapi = lambda: _openapi(api, service)
@@ -85,6 +86,12 @@ async def _http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     wrong = ApiError(error.status_code, STATUS.get(error.status_code, "the request cannot be answered"))
     return answer_json(wrong.body(), wrong.status, dict(error.headers or {}))
+
+
+async def _server_error(_: Request, error: Exception) -> Response:
+    """Any other error, which the guard logs."""
+    wrong = api_error(RuntimeError())
+    return answer_json(wrong.body(), wrong.status)
 
 
 def _openapi(api: FastAPI, service: Service) -> dict[str, Any]:

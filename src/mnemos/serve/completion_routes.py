@@ -120,10 +120,11 @@ def _head(service: Service) -> dict[str, Any]:
     }
 
 
-def _logprobs(service: Service, found: list[TokenLogprob]) -> dict[str, Any]:
+def _logprobs(service: Service, found: list[TokenLogprob], start: int = 0) -> dict[str, Any]:
+    """Log-probabilities as completions have them. start: characters of the tokens before."""
     texts = [token_text(service, entry.token) for entry in found]
     top = [{token_text(service, token): max(-9999.0, lp) for token, lp in entry.top} for entry in found]
-    offsets = [0, *itertools.accumulate(map(len, texts))][: len(texts)]
+    offsets = [*itertools.accumulate(map(len, texts), initial=start)][: len(texts)]
     return {
         "tokens": texts,
         "token_logprobs": [max(-9999.0, entry.logprob) for entry in found],
@@ -143,8 +144,13 @@ async def _chunks(service: Service, body: CompletionRequest, answer: Answer, wit
     if before:
         for i in range(max(1, len(answer.choices))):
             yield chunk(i, before)
+    starts: dict[int, int] = {}
     async for event in until_saved(answer.stream(), []):
-        logprobs = None if event.logprob is None else _logprobs(service, [event.logprob])
+        logprobs = None
+        if event.logprob is not None:
+            start = starts.get(event.choice, 0)
+            logprobs = _logprobs(service, [event.logprob], start)
+            starts[event.choice] = start + len(logprobs["tokens"][0])
         if event.text or logprobs:
             yield chunk(event.choice, event.text, None, logprobs)
         if event.reason is not None:

@@ -17,7 +17,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-LOCAL = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)
+LOCAL = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 IMPORT = "/v1/sessions/import"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -69,10 +69,10 @@ class Guard:
             await self.app(scope, body.receive, send_counted)
         except ApiError as error:
             await refuse(error)
-        except Exception as failed:
+        except (
+            Exception
+        ) as failed:  # not raised again: the traceback could have contents; an unfinished answer is cut off
             self.service.log.event("error", kind=type(failed).__name__, contents={"reason": str(failed)})
-            if status:
-                raise
             await refuse(ApiError(500, "the server could not answer; its log names the reason", "server_error"))
         finally:
             self._log(scope, status, time.perf_counter() - started)

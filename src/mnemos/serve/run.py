@@ -14,6 +14,7 @@ from types import FrameType
 import uvicorn
 
 from .app import create_app
+from .guard import App
 from .service import Service
 
 SWITCH_SECONDS = 0.0005  # the engine's thread waits at most so long for Python's lock
@@ -48,15 +49,10 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def serve(service: Service, host: str = "127.0.0.1", port: int = 8000) -> None:
-    """Answer requests until SIGTERM or SIGINT. Port 0 takes any free port, which is printed."""
-    sys.setswitchinterval(SWITCH_SECONDS)
-    _keep_freed_memory()
-    listener = _listen(host, port)
-    is_local = is_loopback(host) and not service.keys
-    grace = service.limits.grace_seconds
-    config = uvicorn.Config(
-        create_app(service, is_local=is_local),
+def make_config(app: App, grace: float) -> uvicorn.Config:
+    """The options of uvicorn. grace: seconds for running answers at shutdown."""
+    return uvicorn.Config(
+        app,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -66,9 +62,18 @@ def serve(service: Service, host: str = "127.0.0.1", port: int = 8000) -> None:
         lifespan="on",
         timeout_keep_alive=30,
         timeout_graceful_shutdown=max(1, int(grace)),
+        http="h11",  # the other one, httptools, has no limit of headers
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )
-    server = Server(config)
+
+
+def serve(service: Service, host: str = "127.0.0.1", port: int = 8000) -> None:
+    """Answer requests until SIGTERM or SIGINT. Port 0 takes any free port, which is printed."""
+    sys.setswitchinterval(SWITCH_SECONDS)
+    _keep_freed_memory()
+    listener = _listen(host, port)
+    is_local = is_loopback(host) and not service.keys
+    server = Server(make_config(create_app(service, is_local=is_local), service.limits.grace_seconds))
     server.service = service
     shown = f"[{host}]" if ":" in host else host
     print(f"{service.name} at http://{shown}:{listener.getsockname()[1]}/", flush=True)

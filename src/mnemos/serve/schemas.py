@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from ..sessions.record import MAX_TITLE
 from ..sessions.turn import Memory
-from .errors import ApiError
+from .errors import ApiError, encode
 
 MAX_STOPS = 16
 MAX_MESSAGES = 65536
@@ -17,6 +17,15 @@ Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern="^[A-Za-z0-9_-][A-Za-z0-9._-]*$")]
 Nothing = Literal[None]
 Ignored = Any  # accepted, and without effect
+
+
+def _answerable(value: Any) -> Any:
+    """A value that can be a part of a JSON answer: without NaN and Infinity, which the parser takes."""
+    encode(value)
+    return value
+
+
+Echoed = Annotated[Any, AfterValidator(_answerable)]
 
 
 class Body(BaseModel):
@@ -70,7 +79,7 @@ class Common(Body):
     session: Name | None = Field(None, description="name of a session, which is created if there is none")
     memory: Memory | None = Field(None, description='"write" (default), "read": does not write, "off": an empty state')
     user: Ignored = None
-    metadata: Ignored = None
+    metadata: Echoed = None
     service_tier: Ignored = None
     safety_identifier: Ignored = None
     prompt_cache_key: Ignored = None

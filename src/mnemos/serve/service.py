@@ -96,9 +96,10 @@ class Service:
     async def _sweep(self) -> None:
         """Delete expired sessions, now and then."""
         while True:
-            deleted = await self.in_files(self.store.sweep)
-            if deleted:
-                self.log.event("expired", sessions=len(deleted))
+            with contextlib.suppress(ApiError):  # logged; the next sweep tries again
+                deleted = await self.in_files(self.store.sweep)
+                if deleted:
+                    self.log.event("expired", sessions=len(deleted))
             await asyncio.sleep(min(SWEEP_SECONDS, self.store.ttl or SWEEP_SECONDS))
 
     async def in_files(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -110,7 +111,14 @@ class Service:
         except ApiError:
             raise
         except Exception as wrong:
-            raise api_error(wrong) from wrong
+            raise self._known(wrong) from wrong
+
+    def _known(self, wrong: Exception) -> ApiError:
+        """The error of the API, and a line of log if it does not name the reason."""
+        error = api_error(wrong)
+        if error.status == 500:
+            self.log.event("error", kind=type(wrong).__name__, contents={"reason": str(wrong)})
+        return error
 
     def check_name(self, name: Any) -> str:
         """A name that a client may use for a session."""
@@ -292,14 +300,14 @@ class Service:
             if answer.turn is not None:
                 self._close(answer)
         except Exception as failed:
-            answer.error = api_error(failed)
+            answer.error = self._known(failed)
         finally:
             self.metrics.count("mnemos_tokens_total", job.at, kind="prompt")
             self.metrics.count("mnemos_tokens_total", answer.cached, kind="cached")
             self.metrics.count("mnemos_tokens_total", answer.generated, kind="generated")
             if job.first_token is not None:
                 self.metrics.observe("mnemos_first_token_seconds", job.first_token - job.arrived)
-            if answer.error is not None and answer.error.status == 500:
+            if job.error is not None and answer.error is not None and answer.error.status == 500:
                 self.log.event("error", kind=type(job.error).__name__, contents={"reason": str(job.error)})
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 answer.loop.call_soon_threadsafe(self._ended, answer)

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from ..sessions import SessionInfo
 from ..sessions.record import check_name, read_info
+from ..sessions.store import typed_errors
 from .bodies import answer_json, body_schema, owner_of, read_body
 from .errors import ApiError
 from .schemas import ForkRequest, SessionChange
@@ -69,8 +70,8 @@ def session_routes(service: Service) -> APIRouter:
         name = None if id is None else service.check_name(id)
         with _nameless_file(store.folder) as file:
             async for part in request.stream():
-                await asyncio.to_thread(file.write, part)
-            file.flush()
+                await in_files(_write, file, part)
+            await in_files(_write, file, b"")
             found = await in_files(_import, service, _path_of(file), name, owner)
         return answer_json(await described(found, owner), 201)
 
@@ -143,6 +144,12 @@ def _nameless_file(folder: Path) -> IO[bytes]:
     return tempfile.NamedTemporaryFile(dir=folder)
 
 
+def _write(file: IO[bytes], part: bytes) -> None:
+    with typed_errors():
+        file.write(part)
+        file.flush()
+
+
 def _path_of(file: IO[bytes]) -> str:
     return file.name if isinstance(file.name, str) else f"/proc/self/fd/{file.fileno()}"
 
@@ -158,13 +165,13 @@ def _import(service: Service, path: str, name: str | None, owner: str) -> str:
 
 def _change(service: Service, owner: str, name: str, title: str | None, new: str | None) -> None:
     opened = service.warm.warm(owner, name)
-    service.warm.drop(owner, name)
-    if title is not None:
-        service.store.retitle(name, title, owner)
     if new is not None:
-        service.store.rename(name, new, owner)
-    if title is None and new is None:
+        service.store.rename(name, new, owner, title)
+    elif title is not None:
+        service.store.retitle(name, title, owner)
+    else:
         service.store.info(name, owner)  # raises an error if there is none
+    service.warm.drop(owner, name)
     version = service.store.version(new or name, owner)
     if opened is not None and version is not None:  # still warm, under its new name and title
         session = opened[0]
@@ -174,7 +181,7 @@ def _change(service: Service, owner: str, name: str, title: str | None, new: str
 
 
 def _free_name(service: Service, owner: str, name: str) -> str:
-    base = name[:120]
+    base = name.removeprefix(RESPONSE)[:120]  # names with this beginning are not listed
     return next(new for i in itertools.count(2) if not service.store.exists(new := f"{base}-{i}", owner))
 
 

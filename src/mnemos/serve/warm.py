@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
@@ -118,7 +119,9 @@ class WarmSessions:
     def branch(self, owner: str, name: str, new: str) -> Session:
         """A session that continues another one under a new name; the other one stays as it is."""
         record = self.open(owner, name)[0].record
-        copied = dataclasses.replace(record, name=new, turns=list(record.turns), pending=list(record.pending))
+        copied = dataclasses.replace(
+            record, name=new, turns=list(record.turns), pending=list(record.pending), created=time.time()
+        )
         return Session.from_record(self.model, self.tokenizer, copied, None, undo_depth=self.undo_depth)
 
     def save(self, session: Session, version: Version | None) -> None:

@@ -148,11 +148,11 @@ class SessionStore:
             now = time.time()
             rewrite(source, target, name=new, created=now, updated=now)
 
-    def rename(self, name: str, new: str, owner: str = "") -> None:
-        """Give a session another name."""
+    def rename(self, name: str, new: str, owner: str = "", title: str | None = None) -> None:
+        """Give a session another name. title: another title too; the session gets both or none."""
         with self._changing(owner):
             source, target = self._existing(name, owner), self._free(new, owner)
-            rewrite(source, target, name=new)
+            rewrite(source, target, name=new, **({} if title is None else {"title": title}))
             source.unlink()
             sync_folder(source.parent)
 
@@ -164,7 +164,7 @@ class SessionStore:
 
     def export(self, name: str, target: str | os.PathLike, owner: str = "") -> None:
         """Write a copy of a session to a file outside the store, without its owner."""
-        with _typed_errors():
+        with typed_errors():
             rewrite(self._existing(name, owner), target, owner="")
 
     def exported(self, name: str, owner: str = "") -> bytes:
@@ -283,7 +283,7 @@ class SessionStore:
     def _changing(self, owner: str) -> Generator[None]:
         """The lock of an owner, whose folder is created; errors of a full disk are `StoreFull`."""
         home = self._home(owner)
-        with _typed_errors():
+        with typed_errors():
             if home.is_symlink():
                 raise ValueError(f"{home} is a link, but a folder of the store is expected")
             if not home.is_dir():
@@ -317,7 +317,8 @@ def _is_own_file(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _typed_errors() -> Generator[None]:
+def typed_errors() -> Generator[None]:
+    """Errors of a full disk are raised as `StoreFull`."""
     try:
         yield
     except StoreFull:
