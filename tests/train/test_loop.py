@@ -91,7 +91,7 @@ def test_a_trial_gives_the_bits_of_a_plain_loop(preset):
 
 def test_the_demo_gives_the_bits_of_a_plain_loop():
     """The gap grows from step 20 and reaches its longest at once; with a goal of 0 the learning rate falls from then on."""
-    curriculum = demo.Curriculum(rows=2, pairs=2, longest=7, ready=0.0, goal=0.0)
+    curriculum = demo.Curriculum(rows=2, pairs=2, longest=7, ready=0.0, goal=0.0, growth=1.2)
     text = np.random.default_rng(0).integers(256, size=5000).astype(np.uint8)
     ours, model = small_model("deltanet", VOCABULARY), small_model("deltanet", VOCABULARY).train()
     curve = demo.train(ours, text, curriculum, seconds=1e9)
@@ -110,16 +110,16 @@ def test_the_demo_gives_the_bits_of_a_plain_loop():
         optimisers.set_factor(factor)
         longest = min(curriculum.longest, curriculum.gap[1] + max(0, step - demo.RECALL_WINDOW_STEPS))
         pairs = int(rng.integers(2, curriculum.pairs + 1))
-        made = lesson(text, curriculum.rows, pairs, int(rng.integers(curriculum.gap[0], longest + 1)), rng)
+        gap = round(math.exp(rng.uniform(math.log(curriculum.gap[0]), math.log(longest))))
+        made = lesson(text, curriculum.rows, pairs, gap, rng)
         logits = model(made.ids, use_cache=False).logits[:, :-1]
         parts = []
         for chosen in (made.of_answer[:, 1:], made.of_text[:, 1:]):
             parts.append((logits[chosen], made.ids[:, 1:][chosen]))
         (answers, right), (others, following) = parts
         text_loss = nn.functional.cross_entropy(others, following)
-        weight = 0.3 if step < demo.RECALL_WINDOW_STEPS else 1.0
         optimisers.zero_grad()
-        (nn.functional.cross_entropy(answers, right) + weight * text_loss).backward()
+        (nn.functional.cross_entropy(answers, right) + curriculum.text_weight * text_loss).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimisers.step()
         recalls.append((answers.argmax(-1) == right).float().mean().item())
