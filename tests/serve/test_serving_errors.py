@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load, save
 
 from mnemos.serve import session_routes
 from mnemos.sessions import SessionStore
@@ -155,3 +157,24 @@ def test_a_sweep_that_fails_is_tried_again(tmp_path, monkeypatch):
         while len(calls) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert len(calls) >= 2 and logged(running, 1) == ["OSError"]
+
+
+@pytest.mark.parametrize("value", [1e38, 1e20])
+def test_an_imported_state_that_overflows_is_a_conflict_and_no_fault_of_the_server(serve_with, value):
+    running = serve_with()
+    with running.client() as client:
+        running.say("hello", "ann", client)
+        file = client.get("/v1/sessions/ann/export").content
+        size = int.from_bytes(file[:8], "little")
+        header = json.loads(file[8 : 8 + size])["__metadata__"]
+        tensors = {name: x.clone() for name, x in load(file).items()}
+        statuses = set()
+        for i, name in enumerate(name for name, x in tensors.items() if x.is_floating_point()):
+            changed = tensors | {name: torch.full_like(tensors[name], value)}
+            assert client.post(f"/v1/sessions/import?id=b{i}", content=save(changed, header)).status_code == 201
+            answer = running.say("why", f"b{i}", client)
+            statuses.add(answer.status_code)
+            if answer.status_code == 409:
+                assert answer.json()["error"]["code"] == "session_unusable"
+        assert statuses == {200, 409}
+        assert running.say("why", "ann", client).status_code == 200

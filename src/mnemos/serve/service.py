@@ -296,7 +296,7 @@ class Service:
         answer = self._answers[job]
         try:
             if job.error is not None:
-                answer.error = _engine_error(job.error)
+                answer.error = _engine_error(job.error, continues=answer.cached > 0)
             if answer.turn is not None:
                 self._close(answer)
         except Exception as failed:
@@ -379,8 +379,11 @@ def api_error(wrong: BaseException) -> ApiError:
     return ApiError(500, "the server could not answer; its log names the reason", "server_error")
 
 
-def _engine_error(wrong: Exception) -> ApiError:
-    """The error of the API for a job that failed; whatever the model raised is the server's fault."""
+def _engine_error(wrong: Exception, continues: bool) -> ApiError:
+    """The error of the API for a job that failed. continues: from a session's state, which may be an imported one that overflows."""
+    if continues and isinstance(wrong, ValueError):
+        sentence = "the model cannot continue from the state of this session: undo its last turn, or delete it"
+        return ApiError(409, sentence, "session_unusable")
     if isinstance(wrong, TimeoutError):
         return api_error(wrong)
     if isinstance(wrong, RuntimeError) and "shutting down" in str(wrong):
