@@ -54,6 +54,8 @@ def attach(
     model = attach_to(model, config) if load is None else load_adapter(model, load)
     count = sum(p.numel() for p in model.memories.parameters())
     print(f"{count:,} parameters of memories beside layers {', '.join(model.memories)} of {type(model.base).__name__}")
+    if load is None:
+        print("They are untrained: the model answers as its base until you train them (docs/attach.md).")
     if adapter:
         save_adapter(model, out)
         print(f"{out}: open it with mnemos.attach.load_adapter(base, {out!r})")
