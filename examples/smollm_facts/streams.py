@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from facts import Fact
 from features import Segment
 from torch import Tensor
 
@@ -60,7 +61,10 @@ class Streams:
         self.dialogues: dict[tuple, tuple[Segment, list[Segment]]] = {}
         self.texts: list[Segment] = []
         asked: list[Segment] = []
-        files = [torch.load(path, weights_only=False, mmap=True) for path in paths]
+        with torch.serialization.safe_globals(
+            [Fact]
+        ):  # the one class that these files hold beside tensors; nothing else is opened
+            files = [torch.load(path, weights_only=True, mmap=True) for path in paths]
         self.layer = max(kept["layer"] for kept in files) if layer is None else layer
         for kept in sorted(files, key=lambda kept: kept["layer"]):
             self.source, self.sink_source = kept["source"], kept["sinks"][0]

@@ -312,10 +312,10 @@ def main() -> None:
     optimiser = torch.optim.AdamW(groups, lr=options.lr, weight_decay=0.01, betas=(0.9, 0.98))
     kept, step, begin = Path(options.out).with_suffix(".pt"), 0, time.time()
     if options.init:
-        own, found = model.memories.state_dict(), torch.load(options.init)["memories"]
+        own, found = model.memories.state_dict(), torch.load(options.init, weights_only=True)["memories"]
         model.memories.load_state_dict(own | {n: x for n, x in found.items() if n in own and x.shape == own[n].shape})
     if kept.is_file():
-        saved = torch.load(kept)
+        saved = torch.load(kept, weights_only=True)
         model.memories.load_state_dict(saved["memories"])
         optimiser.load_state_dict(saved["optimiser"])
         step, begin = saved["step"], begin - saved["seconds"]
