@@ -181,7 +181,7 @@ def test_a_token_that_is_not_finite_is_refused_and_changes_nothing():
     _, state = layer(torch.randn(1, 7, 24, dtype=torch.float64))
     _, state = layer(torch.randn(1, 1, 24, dtype=torch.float64), state)
     state.inplace, before = True, [x.clone() for x in tensors(state)]
-    with pytest.raises(ValueError, match=r"x is nan in row 0, position 0"):
+    with pytest.raises(ValueError, match=r"x is nan in batch row 0, position 0"):
         layer(torch.full((1, 1, 24), float("nan"), dtype=torch.float64), state)
     assert all(torch.equal(a, b) for a, b in zip(before, tensors(state)))
 

@@ -31,7 +31,7 @@ def _unsupported_linear(x, weight, bias=None) -> str | None:
     """A single row without gradients: the kernel reads the weight as one stream, at about twice the speed of a matrix product."""
     out, n = weight.shape
     if not x.numel() == x.shape[-1] == n:
-        return "more than one row"
+        return "more than one vector"
     parameters, shapes = ((weight,), ((out, n),)) if bias is None else ((weight, bias), ((out, n), (out,)))
     if not build.readable(parameters, shapes, x.dtype):
         return "parameters must be contiguous"

@@ -55,7 +55,7 @@ def library(name: str) -> ctypes.CDLL:
 
 
 def compiler() -> list[str]:
-    """The compiler of this machine, and what it is told for this processor; `Unavailable` where there is none."""
+    """The compiler of this machine, with its flags for this processor; `Unavailable` where there is none."""
     found = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
     if found is None:
         raise Unavailable("there is no C++ compiler (c++, g++ or clang++) on this machine")

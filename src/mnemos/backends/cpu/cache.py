@@ -156,7 +156,7 @@ def _load(descriptor: int, path: Path) -> ctypes.CDLL:
 
 
 def remove_stale(folder: Path) -> None:
-    """What compilers that were killed have left."""
+    """Delete the files of compilers that were killed."""
     for part in folder.glob(".*.part"):
         with contextlib.suppress(OSError):
             if time.time() - part.lstat().st_mtime > STALE_SECONDS:

@@ -1,4 +1,5 @@
-"""One token of the fast maps of a memory, of its layer, of sliding-window attention, or of a residual block, each by one call of a kernel.
+"""One token of the fast maps of a memory, of its layer, of sliding-window attention, or of a residual block, each by one call of a kernel;
+and a piece of some tokens of a residual block.
 
 Parts and parameters are looked up anew at every token: a module may get hooks, adapters or other weights between two of them. A module
 that a kernel does not know is left to torch (`decode` returns None). B batch.
@@ -43,11 +44,16 @@ _shapes: weakref.WeakKeyDictionary[nn.Module, tuple[Shape | None, ...]] = weakre
 def unsupported_decode(module: nn.Module, x: Tensor, state: Any) -> str | None:
     if not isinstance(module, (NeuralMemory, Attention, ResidualBlock)):
         return f"{type(module).__name__} has no kernel"
+    if x.shape[1] > 1 and (not isinstance(module, ResidualBlock) or x.numel() > SMALL_NUMEL):
+        return "pieces of several tokens: the kernel has residual blocks, and up to 32,768 numbers"
     return (unsupported_memory(module) if type(module) is NeuralMemory else None) or unsupported_call(x)
 
 
 def decode(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any] | None:
-    """x (B, 1, dim) -> y (B, 1, dim) and the state after it; None where no kernel knows the module as it is now."""
+    """x (B, 1, dim) -> y (B, 1, dim) and the state after it; None where no kernel knows the module as it is now.
+
+    A block may have several tokens, x (B, T, dim).
+    """
     if isinstance(module, ResidualBlock):
         return _block(module, x, state)
     begin = _begin(module, x, state)
@@ -151,19 +157,32 @@ def _begin_memory(memory: NeuralMemory, x: Tensor, state: MemoryState) -> Begin 
     raw = state.window_key, state.window_value, state.window_gate
     if not readable(parameters, shapes, x.dtype) or unsupported_call(x, *raw, state.conv) is not None:
         return None
+    T, chunk = x.shape[1], config.chunk_size
+    if T > 1 and (not takes_pieces(memory) or state.chunk_offset is None):
+        return None
 
     def begin():
         maps = matrices(state, x.dtype, state.inplace)
+        end = (state.chunk_offset or 0) + T
+        moves = T > 1 and end > chunk and end % chunk
+        anchor = [torch.empty_like(a) for a in maps.A] if moves else maps.A
         call, tail, window = token.layer(x.shape[0], state.conv, raw, parameters, config, maps)
 
         def after() -> MemoryState:
-            final = state.after_token(maps.new_W, maps.new_S, maps.A, window, state.inplace)
+            final = state.after_token(maps.new_W, maps.new_S, anchor, window, state.inplace, T)
             final.conv = tail
             return final
 
+        call.piece = token.Piece(state.chunk_offset or 0, chunk, anchor if moves else ())
         return call, after
 
     return begin
+
+
+def takes_pieces(memory: NeuralMemory) -> bool:
+    """Whether a block with this memory may read a piece of several tokens by one call."""
+    spec = memory.spec
+    return type(spec.update_rule) is GradientDescent and spec.window == 1 and memory.features is None
 
 
 def memory_parameters(memory: NeuralMemory) -> tuple[Tensor | None, ...]:
@@ -240,7 +259,9 @@ def _begin_attention(attention: Attention, x: Tensor, cache: AttentionCache) -> 
             key, value = key.clone(), value.clone()
         old, tail = (cache.position, key, value), None if cache.conv is None else cache.conv.contiguous()
         call, tail = token.attend(parameters, old, tail, attention.heads, W, P, attention.rope_theta, attention.eps)
-        return call, lambda: AttentionCache(cache.position + 1, key, value, W, P, cache.inplace, cache.spare, tail)
+        return call, lambda: AttentionCache(
+            cache.position + x.shape[1], key, value, W, P, cache.inplace, cache.spare, tail
+        )
 
     return begin
 
@@ -276,7 +297,8 @@ def _block(block: ResidualBlock, x: Tensor, state: dict[str, Any]) -> tuple[Tens
         calls[name], after[name] = function()
     eps = first.eps, 0.0 if between is None else between.eps, last.eps
     logit, additive = (0.0, False) if gate is None else (gate.logit, gate.additive)
-    y = token.block(x, norms, eps, join, logit, additive, maps, **calls)
+    piece = calls["memory"].piece if "memory" in calls else token.ONE_TOKEN
+    y = token.block(x, norms, eps, join, logit, additive, maps, **calls, piece=piece)
     return None if y is None else (y, {name: after[name]() for name in state})
 
 

@@ -176,5 +176,5 @@ def unsupported_scan(k: Tensor, spec: MemorySpec, backend: str = "auto") -> str 
     if k.dtype != torch.float64 and torch.is_autocast_enabled(k.device.type):
         return "autocast: the kernels compute in float32 and float64"
     if backend == "auto" and _threads() > 2 * k.shape[0] * k.shape[2]:
-        return "fewer than one row and head for two threads: torch uses them better"
+        return "batch rows times heads are fewer than half the threads: torch uses the threads better"
     return unavailable_reason("windowed" if spec.windowed else KERNELS[type(spec.update_rule)], "decay")

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-NO_MEMORY, DONE, NOT_FINITE = 0, 1, 2  # outcomes of a kernel; any other: it refused its arguments
+NO_MEMORY, DONE, NOT_FINITE = 0, 1, 2  # outcomes of a kernel; any other: it rejects its arguments
 PLAIN = (Tensor, torch.nn.Parameter)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -109,6 +109,6 @@ def check(outcome: int, kernel: str) -> bool:
             f"there is no memory for the buffers of kernel {kernel!r}: use shorter sequences or backend='torch'"
         )
     raise ValueError(
-        f"kernel {kernel!r} refused its arguments: a tensor does not have the size that the layer expects or a position is out of range; "
+        f"kernel {kernel!r} rejects its arguments: a tensor does not have the size that the layer expects or a position is out of range; "
         "continue from a state that this layer returned, or from mem.initial_state(batch)"
     )

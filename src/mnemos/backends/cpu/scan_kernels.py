@@ -100,7 +100,7 @@ class ScanKernel:
         per_tile, per_state = ctypes.c_int64(), ctypes.c_int64()
         size = getattr(library(self.name), f"mnemos_{self.name}_sizes")
         if size(*map(ctypes.byref, (*structs, per_tile, per_state))) != ctypes.sizeof(self.arrays):
-            raise ValueError(f"kernel {self.name!r} refused its arguments: the sizes of a run do not fit each other")
+            raise ValueError(f"kernel {self.name!r} rejects its arguments: the sizes of a run contradict each other")
         return per_tile.value, per_state.value
 
     def launch(self, made, *inputs) -> None:

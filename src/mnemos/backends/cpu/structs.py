@@ -106,6 +106,7 @@ class BlockSizes(ctypes.Structure):
     _fields_ = [
         *fields(ctypes.c_int64, "B dim hidden gates additive threads poison"),
         *fields(ctypes.c_double, "mixer_eps between_eps feed_eps gate_start"),
+        *fields(ctypes.c_int64, "time offset chunk"),  # of the piece
     ]
 
 
@@ -113,5 +114,5 @@ class Block(ctypes.Structure):
     _fields_ = [
         ("gemm", ctypes.c_void_p),
         *views("x mixer_norm between gate gate_offset feed_norm gate_up down y"),
-        *fields(ctypes.c_void_p, "layer_sizes mix sizes layer arrays ring_sizes ring"),
+        *fields(ctypes.c_void_p, "layer_sizes mix sizes layer arrays ring_sizes ring anchors"),
     ]

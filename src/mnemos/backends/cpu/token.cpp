@@ -1,427 +1,18 @@
-// One token: through a memory layer, sliding-window attention, a whole block, and an ordinary linear map.
+// One token, or a piece of some tokens, through a whole block; one token through a memory layer, sliding-window attention, and an
+// ordinary linear map.
 //
-// B batch, H heads, G lanes (batch row and head), c window, K key dim, F lifted key dim, V value dim.
+// B batch, H heads, c window, K key dim, F lifted key dim, V value dim.
 
-#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <memory>
 #include <new>
 
-#include "chain_step.h"
-#include "window_token.h"
+#include "attention_token.h"
+#include "layer_token.h"
+#include "piece.h"
 
 namespace {
-
-constexpr int64_t kSerial = 1 << 20;  // numbers of a matrix below which a second thread costs more than it saves
-
-// numbers side by side, as many as a vector register holds, at any address
-template <typename T>
-using Vector [[gnu::vector_size(32), gnu::aligned(alignof(T)), gnu::may_alias]] = T;
-
-template <typename T>
-constexpr int64_t kLanes = 32 / sizeof(T);
-
-template <typename T>
-Vector<T> load(const T* x) {
-  return *reinterpret_cast<const Vector<T>*>(x);
-}
-
-// y (out) = M (out, in) x + bias: one row after another and each from its start to its end, so that M is read as one stream
-template <typename T>
-void linear(const T* x, const T* M, const T* bias, T* y, int64_t in, int64_t out, int64_t threads) {
-  constexpr int64_t L = kLanes<T>;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-  for (int64_t r = 0; r < out; r++) {
-    const T* row = M + r * in;
-    Vector<T> sums[4] = {};  // none waits for another
-    int64_t i = 0;
-    for (; i + 4 * L <= in; i += 4 * L)
-      for (int k = 0; k < 4; k++) sums[k] += load(x + i + k * L) * load(row + i + k * L);
-    const Vector<T> sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-    T total = bias ? bias[r] : T(0);
-    for (int k = 0; k < L; k++) total += sum[k];
-    for (; i < in; i++) total += x[i] * row[i];
-    y[r] = total;
-  }
-}
-
-constexpr int64_t kFew = 32;   // rows up to which the product below is quicker than the one that torch carries
-constexpr int64_t kTile = 6;   // rows of M at a time: with two vectors each they fill the registers
-constexpr int64_t kLine = 16;  // numbers between two prefetches
-
-// y (rows, out) at its first R columns = x (rows, in) Mᵀ, for the first R rows of M; x: (in, N vectors of rows)
-template <typename T, int R, int N>
-void tile(const T* x, const T* M, T* y, int64_t rows, int64_t in, int64_t out) {
-  constexpr int64_t L = kLanes<T>;
-  Vector<T> sums[R][N] = {};
-  for (int64_t i = 0; i < in; i++, x += N * L) {
-    if (i % kLine == 0)
-      for (int r = 0; r < R; r++) __builtin_prefetch(M + (R + r) * in + i);  // of the next tile
-    for (int r = 0; r < R; r++)
-      for (int n = 0; n < N; n++) sums[r][n] += M[r * in + i] * load(x + n * L);
-  }
-  for (int64_t b = 0; b < rows; b++)
-    for (int r = 0; r < R; r++) y[b * out + r] = sums[r][b / L][b % L];
-}
-
-// y (B, out) = x (B, in) Mᵀ for M (out, in) and few rows, N vectors of them at a time; packed: (B / (N L) rounded up, in, N L).
-// M is read once
-template <typename T, int N>
-void linear_few(const T* x, const T* M, T* y, T* packed, int64_t B, int64_t in, int64_t out, int64_t threads) {
-  constexpr int64_t wide = N * kLanes<T>;
-  for (int64_t first = 0; first < B; first += wide)
-    for (int64_t i = 0; i < in; i++)
-      for (int64_t b = first; b < first + wide; b++) packed[first * in + i * wide + b - first] = b < B ? x[b * in + i] : T(0);
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-  for (int64_t r = 0; r < out; r += kTile)
-    for (int64_t first = 0; first < B; first += wide) {
-      const int64_t rows = std::min(wide, B - first);
-      const T *some = packed + first * in, *from = M + r * in;
-      T* to = y + first * out + r;
-      if (r + kTile <= out) {
-        tile<T, kTile, N>(some, from, to, rows, in, out);
-      } else {
-        for (int64_t k = 0; k < out - r; k++) tile<T, 1, N>(some, from + k * in, to + k, rows, in, out);
-      }
-    }
-}
-
-// y (B, out) = x (B, in) Mᵀ, for M (out, in)
-template <typename T>
-void linear(Gemm<T> gemm, const T* x, const T* M, T* y, int64_t B, int64_t in, int64_t out, int64_t threads) {
-  const T one = 1, zero = 0, *no_bias = nullptr;
-  const int rows = B, columns = out, inner = in;
-  threads = B * in * out >= kSerial ? threads : 1;
-  if (B == 1) return linear(x, M, no_bias, y, in, out, threads);
-  if (B <= kFew) {
-    const int64_t wide = (B <= kLanes<T> ? 1 : 2) * kLanes<T>;
-    const std::unique_ptr<T[]> packed(new (std::nothrow) T[(B + wide - 1) / wide * wide * in]);
-    if (packed && B <= kLanes<T>) return linear_few<T, 1>(x, M, y, packed.get(), B, in, out, threads);
-    if (packed) return linear_few<T, 2>(x, M, y, packed.get(), B, in, out, threads);
-  }
-  gemm("T", "N", &columns, &rows, &inner, &one, M, &inner, x, &inner, &zero, y, &columns);
-}
-
-// y = x / sqrt(factor Σ x² + eps) * weight, row by row; the weight (period numbers, or none) is repeated
-template <typename T>
-void norm(const T* x, const T* weight, T* y, int64_t rows, int64_t n, int64_t period, T factor, T eps) {
-  for (int64_t r = 0; r < rows; r++, x += n, y += n) {
-    const T scale = T(1) / std::sqrt(factor * dot(x, x, n) + eps);
-    const T* w = weight ? weight + r * n % period : nullptr;
-    for (int64_t i = 0; i < n; i++) y[i] = w ? x[i] * scale * w[i] : x[i] * scale;
-  }
-}
-
-// x (B, C) of a memory layer, C = H (K + K + V) -> queries, keys and values, one (B, H, ·) behind another: SiLU of the causal
-// convolution with the tail (B, width-1, C), by weight (width, C), or of x where width is 0; then the norms of the layer
-struct Mix {
-  int64_t B, H, K, V, width, qk_norm;  // 0: none, 1: l2, 2: rms
-  double eps, bound;                   // bound 0: values stay as they are
-};
-
-template <typename T>
-void mix(const T* x, const T* tail, const T* weight, T* y, T* new_tail, const Mix& s) {
-  const int64_t parts[] = {s.H * s.K, s.H * s.K, s.H * s.V}, C = parts[0] + parts[1] + parts[2], past = s.width - 1;
-  for (int64_t b = 0; b < s.B; b++, x += C) {
-    if (past > 0) {
-      std::copy_n(tail + C, (past - 1) * C, new_tail);
-      std::copy_n(x, C, new_tail + (past - 1) * C);
-    }
-    T* block = y;
-    for (int64_t p = 0, at = 0; p < 3; at += parts[p++]) {
-      const int64_t n = p < 2 ? s.K : s.V;
-      T* to = block + b * parts[p];
-      const T* last = s.width ? weight + past * C + at : nullptr;
-      for (int64_t i = 0; i < parts[p]; i++) to[i] = last ? last[i] * x[at + i] : x[at + i];
-      for (int64_t j = 0; j < past; j++) {
-        const T *w = weight + j * C + at, *old = tail + j * C + at;
-#pragma omp simd
-        for (int64_t i = 0; i < parts[p]; i++) to[i] += w[i] * old[i];
-      }
-#pragma omp simd
-      for (int64_t i = 0; i < parts[p]; i++) to[i] *= sigmoid(to[i]);
-      const T *no_weight = nullptr, factor = p == 2 ? 1 / (s.bound * s.bound) : s.qk_norm == 2 ? T(1) / n : T(1);
-      if (p < 2 ? s.qk_norm != 0 : s.bound != 0)
-        norm(to, no_weight, to, s.H, n, n, factor, p < 2 ? T(s.eps) : T(1));
-      block += s.B * parts[p];
-    }
-    if (past > 0) tail += past * C, new_tail += past * C;
-  }
-}
-
-// models/gate.py: g y + (1 - g) m, or y + g m where additive, with g = sigmoid(M x + offset + start) for dim / gates channels
-// each; B rows
-template <typename T>
-void join(const T* x, const T* y, const T* m, const T* M, const T* offset, T* z, int64_t B, int64_t dim, int64_t gates,
-          int64_t additive, T start) {
-  const int64_t n = dim / gates;
-  for (int64_t b = 0; b < B; b++)
-    for (int64_t h = 0; h < gates; h++) {
-      const T g = sigmoid(dot(x + b * dim, M + h * dim, dim) + (offset[h] + start));
-      for (int64_t i = b * dim + h * n; i < b * dim + (h + 1) * n; i++)
-        z[i] = additive ? y[i] + g * m[i] : g * y[i] + (1 - g) * m[i];
-    }
-}
-
-// the smallest and the largest number, or NaN for both where one is among them
-template <typename T>
-void range(const T* x, int64_t n, double* ends) {
-  T low = x[0], high = x[0];
-  bool nan = false;
-  for (int64_t i = 0; i < n; i++) {
-    low = std::min(low, x[i]), high = std::max(high, x[i]);
-    nan |= x[i] != x[i];
-  }
-  ends[0] = nan ? std::numeric_limits<double>::quiet_NaN() : low;
-  ends[1] = nan ? std::numeric_limits<double>::quiet_NaN() : high;
-}
-
-// A memory layer at one token (memory/layer.py)
-template <typename T>
-struct Layer {
-  Gemm<T> gemm;
-  View<const T> x, tail;                              // B dim, B width-1 C
-  View<const T> qkv, conv, gates, gates_offset, retain;  // the layer's parameters; retain: H, the same at all tokens
-  View<const T> norm, start_norm, output_gate, out;    // start_norm: none where the start is not read
-  View<T> y, new_tail;                                 // B dim, B width-1 C
-  WindowArrays<T> window;
-};
-
-struct LayerSizes {
-  int64_t dim, momentum, retain, residual;  // retain: whether it comes from x
-  double lr_ceiling;
-  View<const double> start;  // what is added to the gates' logits: H each for lr, momentum and retain, as far as there are such gates
-  WindowSizes window;
-
-  int64_t own_gates(int64_t H) const { return H * (1 + momentum + retain); }
-  int64_t gates(int64_t H, int64_t c) const { return own_gates(H) + window.lags * H * c + window.hidden; }
-};
-
-// What the gates of one token are, and the weights of its window
-template <typename T>
-struct GateValues {
-  T *lr, *momentum, *retain, *gate, *weight;  // G each, weight: G c
-  bool finite = true;
-
-  // mapped: (B, gates), the linear map of x
-  GateValues(const LayerSizes& l, const Layer<T>& p, const T* mapped, T* room, int64_t B, int64_t H, int64_t c, bool steps)
-      : lr(room), momentum(lr + B * H), retain(momentum + B * H), gate(retain + B * H), weight(gate + B * H) {
-    const WindowSizes& w = l.window;
-    const int64_t own = l.own_gates(H), gates = l.gates(H, c);
-    for (int64_t b = 0; b < B; b++)
-      for (int64_t h = 0; h < H; h++) {
-        const T *row = mapped + b * gates, *z = row + h, *offset = p.gates_offset + h;
-        const double* start = l.start + h;
-        const auto logit = [&](int64_t i) { return z[i] + offset[i] + T(start[i]); };
-        const int64_t at = b * H + h;
-        const T push = l.momentum ? logit(H) : T(0);
-        const int64_t k = l.momentum ? 2 * H : H;
-        lr[at] = T(l.lr_ceiling) * sigmoid(logit(0)) * (l.momentum ? sigmoid(-push) : T(1));
-        momentum[at] = sigmoid(push);
-        retain[at] = l.retain ? sigmoid(logit(k)) : p.retain ? sigmoid(p.retain[h] + T(start[k])) : T(1);
-        gate[at] = w.hidden ? token_gate(w, p, row + gates - w.hidden, p.gates_offset + gates - w.hidden, h) : T(1);
-        finite = finite && std::isfinite(lr[at] + momentum[at] + retain[at] + gate[at]);
-        const T strength = steps && !w.inside ? T(1) : lr[at], base = w.decay ? sigmoid(p.window.decay[h] + T(w.decay_start)) : T(1);
-        T power = 1;
-        for (int64_t lag = 0; lag < c; lag++, power *= base) {
-          const int64_t of_lag = own + h * c + lag, before = (b * (c - 1) + c - 1 - lag) * H + h;
-          const T open = w.lags ? sigmoid(row[of_lag] + p.gates_offset[of_lag] + T(w.lag_start)) : T(1);
-          const T own_gate = lag ? p.window.gate[before] : gate[at];
-          weight[at * c + c - 1 - lag] = strength * power * open * own_gate;
-          finite = finite && std::isfinite(power * open);
-        }
-      }
-  }
-
- private:
-  static T token_gate(const WindowSizes& w, const Layer<T>& p, const T* z, const T* offset, int64_t h) {
-    T sum = p.window.token_offset[h] + T(w.token_start);
-    for (int64_t i = 0; i < w.hidden; i++) {
-      const T hidden = z[i] + offset[i];
-      sum += p.window.token[h * w.hidden + i] * hidden * sigmoid(hidden);
-    }
-    return sigmoid(sum);
-  }
-};
-
-// Queries and keys of the window, lifted, and the values that its network is trained on, lane after lane
-template <typename T>
-struct WindowTokens {
-  T *query, *keys, *values;  // G F, G c F, G c V
-
-  // q, k: (B, H, K), v: (B, H, V), of the token itself; false: there is no memory for tables
-  bool fill(const LayerSizes& l, const Layer<T>& p, const T* q, const T* k, const T* v, const Mix& m, int64_t c, int64_t F, bool l2,
-            T* scales) {
-    const int64_t K = m.K, V = m.V, G = m.B * m.H;
-    Monomials monomials(K, l.window.degree);
-    if (l.window.degree && !monomials.make()) return false;
-    for (int64_t h = 0; l.window.degree && h < m.H; h++)
-      monomials.head(p.window.log_coefficients + h * (l.window.degree + 1), scales + h * F);
-    const auto lift = [&](const T* x, int64_t lane, T* y) {
-      if (l.window.degree) monomials.lift(x, scales + lane % m.H * F, y);
-      else std::copy_n(x, K, y);
-    };
-    for (int64_t lane = 0; lane < G; lane++) {
-      lift(q + lane * K, lane, query + lane * F);
-      for (int64_t e = 0; e < c; e++) {
-        const int64_t row = (lane / m.H * (c - 1) + e) * m.H + lane % m.H, at = lane * c + e;
-        const T *key = e + 1 < c ? p.window.key + row * K : k + lane * K, *value = e + 1 < c ? p.window.value + row * V : v + lane * V;
-        lift(key, lane, keys + at * F);
-        for (int64_t i = 0; i < V; i++) values[at * V + i] = l.residual && l2 ? value[i] - key[i] : value[i];
-      }
-    }
-    return true;
-  }
-};
-
-
-// kNotFinite: a gate is not finite, and nothing was written
-template <typename T>
-int layer(const LayerSizes& l, const Mix& m, const Sizes& s, const Layer<T>& p, Arrays<T> a) {
-  const int64_t B = m.B, H = m.H, G = B * H, C = H * (2 * m.K + m.V), V = m.V, c = s.entries, F = s.in[0], gates = l.gates(H, c);
-  const int64_t room = 2 * B * C + B * gates + G * (4 + c) + G * F * (1 + c) + G * V * (4 + c) + H * F;
-  const std::unique_ptr<T[]> ws(new (std::nothrow) T[room]);
-  if (!ws) return kNoMemory;
-  if (s.poison) std::fill_n(ws.get(), room, std::numeric_limits<T>::quiet_NaN());
-  T *mixed = ws.get(), *qkv = mixed + B * C, *mapped = qkv + B * C, *open_gates = mapped + B * gates, *query = open_gates + G * (4 + c),
-    *keys = query + G * F, *values = keys + G * c * F, *y = values + G * c * V, *normed = y + G * V, *open = normed + G * V,
-    *said = open + G * V, *scales = said + G * V;
-  linear(p.gemm, p.x.at, p.gates.at, mapped, B, l.dim, gates, s.threads);
-  const GateValues<T> gate(l, p, mapped, open_gates, B, H, c, s.rule.steps > 0);
-  if (!gate.finite) return kNotFinite;
-  linear(p.gemm, p.x.at, p.qkv.at, mixed, B, l.dim, C, s.threads);
-  mix<T>(mixed, p.tail, p.conv, qkv, p.new_tail, m);
-  const T *q = qkv, *k = q + G * m.K, *v = k + G * m.K;
-  WindowTokens<T> tokens{query, keys, values};
-  if (!tokens.fill(l, p, q, k, v, m, c, F, s.l2, scales)) return kNoMemory;
-  for (int64_t lane = 0; l.window.inside && lane < G; lane++) gate.lr[lane] = T(l.window.step_size);
-  a.query.at = query, a.keys.at = keys, a.values.at = values, a.weight.at = gate.weight, a.rate.at = gate.lr, a.y.at = y;
-  a.momentum.at = l.momentum ? gate.momentum : nullptr, a.retain.at = l.retain || p.retain ? gate.retain : nullptr;
-  a.said.at = p.start_norm ? said : nullptr, a.gemm = p.gemm;
-  if (!step(s, a)) return kNoMemory;
-  shift<T>(p.window.key, k, p.window.new_key, B, c, H * m.K);
-  shift<T>(p.window.value, v, p.window.new_value, B, c, H * V);
-  shift<T>(p.window.gate, gate.gate, p.window.new_gate, B, c, H);
-  for (int64_t i = 0; l.residual && i < G * V; i++) y[i] += q[i];
-  norm(y, p.norm.at, normed, G, V, V, T(1) / V, T(m.eps));
-  if (p.start_norm) {
-    for (int64_t i = 0; l.residual && i < G * V; i++) said[i] += q[i];
-    norm(said, p.start_norm.at, said, G, V, V, T(1) / V, T(m.eps));
-    for (int64_t i = 0; i < G * V; i++) normed[i] += said[i];
-  }
-  if (p.output_gate) {
-    linear(p.gemm, p.x.at, p.output_gate.at, open, B, l.dim, H * V, s.threads);
-    for (int64_t i = 0; i < G * V; i++) normed[i] *= open[i] * sigmoid(open[i]);
-  }
-  linear(p.gemm, normed, p.out.at, p.y.at, B, H * V, l.dim, s.threads);
-  return kDone;
-}
-
-// Sliding-window attention at one token (nn/attention.py): its key and value go to their slots of the ring
-template <typename T>
-struct Ring {
-  Gemm<T> gemm;
-  View<const T> x, qkv, q_norm, k_norm, out;  // x: B dim
-  View<const int64_t> position;               // B
-  View<T> key, value, y;                      // B P+W G D, twice; B dim
-  View<const T> conv, tail;                   // width C, B width-1 C, with C = (H + 2 G) D
-  View<T> new_tail;                           // B width-1 C, none of it the tail's
-};
-
-struct RingSizes {
-  int64_t B, dim, H, G, D, window, persistent, threads, poison;
-  double theta, eps;
-  int64_t width;  // of the convolution; 0: none
-};
-
-// x (C) becomes its causal convolution with the tail (past, C), by weight (past+1, C); new_tail: the last `past` inputs
-template <typename T>
-void convolve(T* x, const T* tail, const T* weight, T* new_tail, int64_t past, int64_t C) {
-  if (past > 0) {
-    std::copy_n(tail + C, (past - 1) * C, new_tail);
-    std::copy_n(x, C, new_tail + (past - 1) * C);
-  }
-  const T* last = weight + past * C;
-  for (int64_t i = 0; i < C; i++) x[i] *= last[i];
-  for (int64_t j = 0; j < past; j++, weight += C, tail += C)
-#pragma omp simd
-    for (int64_t i = 0; i < C; i++) x[i] += weight[i] * tail[i];
-}
-
-template <typename T>
-void turn(T* x, int64_t heads, int64_t D, const T* cosine, const T* sine) {
-  for (int64_t h = 0; h < heads; h++, x += D)
-    for (int64_t i = 0; i < D / 2; i++) {
-      const T a = x[i], b = x[i + D / 2];
-      x[i] = a * cosine[i] - b * sine[i];
-      x[i + D / 2] = b * cosine[i] + a * sine[i];
-    }
-}
-
-// One row: q holds its queries, keys and values (H, G and G heads), y (H D) becomes what they read; rest: D + H slots of workspace
-template <typename T>
-void attend_row(const RingSizes& s, const Ring<T>& p, int64_t b, T* q, T* y, T* rest) {
-  const int64_t D = s.D, H = s.H, position = p.position[b], slots = s.persistent + s.window, wide = s.G * D;
-  const int64_t seen = s.persistent + std::min(position + 1, s.window), slot = (s.persistent + position % s.window) * wide;
-  const int64_t shared = H / s.G;
-  const T scale = T(1) / std::sqrt(T(D));
-  T *k = q + H * D, *v = k + wide, *key = p.key + b * slots * wide, *value = p.value + b * slots * wide;
-  T *cosine = rest, *sine = cosine + D / 2, *scores = sine + D / 2;
-  for (int64_t i = 0; i < D / 2; i++) {
-    const double angle = position * std::exp(2 * i * (-std::log(s.theta) / D));
-    cosine[i] = std::cos(angle), sine[i] = std::sin(angle);
-  }
-  if (p.q_norm) norm(q, p.q_norm.at, q, H, D, D, T(1) / D, T(s.eps)), norm(k, p.k_norm.at, k, s.G, D, D, T(1) / D, T(s.eps));
-  turn(q, H + s.G, D, cosine, sine);
-  std::copy_n(k, wide, key + slot), std::copy_n(v, wide, value + slot);
-  for (int64_t i = 0; i < seen; i++)  // slot by slot: keys, and then values, are read as one stream
-    for (int64_t h = 0; h < H; h++) scores[h * slots + i] = dot(q + h * D, key + i * wide + h / shared * D, D) * scale;
-  for (int64_t h = 0; h < H; h++) {
-    T *score = scores + h * slots, highest = -std::numeric_limits<T>::infinity(), sum = 0;
-    for (int64_t i = 0; i < seen; i++) highest = std::max(highest, score[i]);
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < seen; i++) sum += score[i] = exp_negative(score[i] - highest);
-    for (int64_t i = 0; i < seen; i++) score[i] /= sum;
-  }
-  std::fill_n(y, H * D, T(0));
-  for (int64_t i = 0; i < seen; i++)
-    for (int64_t h = 0; h < H; h++) {
-      const T *from = value + i * wide + h / shared * D, share = scores[h * slots + i];
-#pragma omp simd
-      for (int64_t j = 0; j < D; j++) y[h * D + j] += share * from[j];
-    }
-}
-
-template <typename T>
-int attend(const RingSizes& s, const Ring<T>& p) {
-  const int64_t C = (s.H + 2 * s.G) * s.D, read = s.H * s.D, each = s.D + s.H * (s.persistent + s.window);
-  const std::unique_ptr<T[]> ws(new (std::nothrow) T[s.B * (C + read)]);
-  if (!ws) return kNoMemory;
-  if (s.poison) std::fill_n(ws.get(), s.B * (C + read), std::numeric_limits<T>::quiet_NaN());
-  T *qkv = ws.get(), *y = qkv + s.B * C;
-  linear(p.gemm, p.x.at, p.qkv.at, qkv, s.B, s.dim, C, s.threads);
-  const int64_t past = s.width - 1;
-  for (int64_t b = 0; b < (s.width ? s.B : 0); b++)
-    convolve<T>(qkv + b * C, p.tail + b * past * C, p.conv, p.new_tail + b * past * C, past, C);
-  bool enough = true;
-#pragma omp parallel num_threads(s.threads) if (s.threads > 1 && s.B > 1)
-  {
-    const std::unique_ptr<T[]> rest(new (std::nothrow) T[each]);
-    if (!rest) {
-#pragma omp atomic write
-      enough = false;
-    } else if (s.poison) {
-      std::fill_n(rest.get(), each, std::numeric_limits<T>::quiet_NaN());
-    }
-#pragma omp for schedule(dynamic)
-    for (int64_t b = 0; b < s.B; b++)
-      if (rest) attend_row(s, p, b, qkv + b * C, y + b * read, rest.get());
-  }
-  if (!enough) return kNoMemory;
-  linear(p.gemm, y, p.out.at, p.y.at, s.B, read, s.dim, s.threads);
-  return kDone;
-}
 
 // down (silu(gate x) * up x), the rows of gate before those of up; B rows
 template <typename T>
@@ -440,13 +31,13 @@ int feed(Gemm<T> gemm, const T* x, const T* gate_up, const T* down, T* y, int64_
   return kDone;
 }
 
-// A block at one token (models/blocks.py): x + mixer(norm(x)), then x + feedforward(norm(x)). The mixer is memory, attention, both
+// A block (models/blocks.py) at one token, or at a piece of some tokens in a row: x + mixer(norm(x)), then x + feedforward(norm(x)). The mixer is memory, attention, both
 // joined by a gate, or attention after memory with a norm between
 template <typename T>
 struct Block {
   Gemm<T> gemm;
-  View<const T> x, mixer_norm, between, gate, gate_offset, feed_norm, gate_up, down;  // x: B dim
-  View<T> y;                                                                        // B dim
+  View<const T> x, mixer_norm, between, gate, gate_offset, feed_norm, gate_up, down;  // x: B T dim
+  View<T> y;                                                                        // B T dim
   const LayerSizes* layer_sizes;  // these five: none without memory
   const Mix* mix;
   const Sizes* sizes;
@@ -454,29 +45,33 @@ struct Block {
   const Arrays<T>* arrays;
   const RingSizes* ring_sizes;  // these two: none without attention
   const Ring<T>* ring;
+  const View<T>* anchors;  // of `Piece`
 };
 
 struct BlockSizes {
   int64_t B, dim, hidden, gates, additive, threads, poison;
   double mixer_eps, between_eps, feed_eps, gate_start;
+  PieceSizes piece;  // of time 1: one token
 };
 
 // as `layer` returns
 template <typename T>
 int block(const BlockSizes& s, const Block<T>& p) {
-  const int64_t size = s.B * s.dim;
+  const int64_t rows = s.B * s.piece.time, size = rows * s.dim;
+  const bool is_piece = s.piece.time > 1;
   const std::unique_ptr<T[]> ws(new (std::nothrow) T[4 * size]);
   if (!ws) return kNoMemory;
   if (s.poison) std::fill_n(ws.get(), 4 * size, std::numeric_limits<T>::quiet_NaN());
   T *normed = ws.get(), *memory = normed + size, *attention = memory + size, *mixed = attention + size;
   const auto scale = [&](const T* x, const T* weight, T* y, double eps) {
-    norm(x, weight, y, s.B, s.dim, s.dim, T(1) / s.dim, T(eps));
+    norm(x, weight, y, rows, s.dim, s.dim, T(1) / s.dim, T(eps));
   };
   scale(p.x, p.mixer_norm, normed, s.mixer_eps);
   if (p.layer) {  // first: where it gives up, nothing is written
     Layer<T> part = *p.layer;
     part.x.at = normed, part.y.at = memory;
-    const int done = layer(*p.layer_sizes, *p.mix, *p.sizes, part, *p.arrays);
+    const int done = is_piece ? layer(*p.layer_sizes, *p.mix, *p.sizes, part, *p.arrays, s.piece, p.anchors)
+                              : layer(*p.layer_sizes, *p.mix, *p.sizes, part, *p.arrays);
     if (done != kDone) return done;
   }
   if (p.ring) {
@@ -487,16 +82,16 @@ int block(const BlockSizes& s, const Block<T>& p) {
       scale(mixed, p.between, mixed, s.between_eps);
       part.x.at = mixed;
     }
-    if (attend(*p.ring_sizes, part) != kDone) return kNoMemory;
+    if ((is_piece ? attend(*p.ring_sizes, part, s.piece.time) : attend(*p.ring_sizes, part)) != kDone) return kNoMemory;
   }
   if (p.gate) {
-    join<T>(normed, attention, memory, p.gate, p.gate_offset, mixed, s.B, s.dim, s.gates, s.additive, T(s.gate_start));
+    join<T>(normed, attention, memory, p.gate, p.gate_offset, mixed, rows, s.dim, s.gates, s.additive, T(s.gate_start));
   } else {
     for (int64_t i = 0; i < size; i++) mixed[i] = (p.layer ? memory[i] : T(0)) + (p.ring ? attention[i] : T(0));
   }
   for (int64_t i = 0; i < size; i++) mixed[i] += p.x[i];
   scale(mixed, p.feed_norm, normed, s.feed_eps);
-  if (feed<T>(p.gemm, normed, p.gate_up, p.down, p.y, s.B, s.dim, s.hidden, s.threads) != kDone) return kNoMemory;
+  if (feed<T>(p.gemm, normed, p.gate_up, p.down, p.y, rows, s.dim, s.hidden, s.threads) != kDone) return kNoMemory;
   for (int64_t i = 0; i < size; i++) p.y[i] += mixed[i];
   return kDone;
 }
@@ -538,11 +133,26 @@ bool fits(const RingSizes& s, const Ring<T>& p, bool in_block) {
   return p.gemm != nullptr && border;
 }
 
+// what a piece needs besides
+template <typename T>
+bool fits(const PieceSizes& piece, const LayerSizes& l, const Mix& m, const Sizes& s, const View<T>* anchors) {
+  Border border;
+  border.that(s.entries == 1 && s.rule.steps == 0 && l.window.degree == 0 && piece.offset < piece.chunk);
+  if (!border || !border.sizes({m.B * m.H * piece.time, l.gates(m.H, 1)})) return false;
+  if (!piece.moves_anchor()) return true;
+  border.that(anchors != nullptr);
+  for (int g = 0, i = 0; border && g < s.groups; g++)
+    for (int64_t k = 0; k < s.maps[g]; k++, i++) border.exact(anchors[i], {s.lanes, s.in[g], s.out[g]});
+  return bool(border);
+}
+
 template <typename T>
 bool fits(const BlockSizes& s, const Block<T>& p) {
-  if (!Border().sizes({s.B, s.dim, s.hidden, s.threads}, 1).sizes({s.gates})) return false;
+  if (!Border().sizes({s.B, s.dim, s.hidden, s.threads, s.piece.time, s.piece.chunk}, 1).sizes({s.gates, s.piece.offset})) return false;
+  const int64_t rows = s.B * s.piece.time;
   Border border;
-  border.sizes({2 * s.hidden, s.B * s.dim}).array(p.x, {s.B, s.dim}).array(p.y, {s.B, s.dim});
+  border.sizes({2 * s.hidden, rows}).array(p.x, {rows, s.dim}).array(p.y, {rows, s.dim});
+  if (border) border.sizes({rows * s.dim, s.piece.offset + s.piece.time});
   border.array(p.mixer_norm, {s.dim}).array(p.feed_norm, {s.dim}).optional(p.between, {s.dim});
   border.array(p.gate_up, {2, s.hidden, s.dim}).array(p.down, {s.dim, s.hidden});
   border.that(p.layer || p.ring).that(!(p.gate || p.between) || (p.layer && p.ring));
@@ -551,9 +161,11 @@ bool fits(const BlockSizes& s, const Block<T>& p) {
   if (p.layer && border)
     border.that(p.layer_sizes->dim == s.dim && p.mix->B == s.B)
         .that(fits(*p.layer_sizes, *p.mix, *p.sizes, *p.layer, *p.arrays, true));
+  if (p.layer && border && s.piece.time > 1) border.that(fits(s.piece, *p.layer_sizes, *p.mix, *p.sizes, p.anchors));
   if (p.ring && border) border.that(p.ring_sizes != nullptr);
   if (p.ring && border)
     border.that(p.ring_sizes->dim == s.dim && p.ring_sizes->B == s.B).that(fits(*p.ring_sizes, *p.ring, true));
+  for (int64_t b = 0; p.ring && border && b < s.B; b++) border.that(p.ring->position[b] < INT64_MAX - s.piece.time);
   return p.gemm != nullptr && border;
 }
 

@@ -1,4 +1,5 @@
-"""One token in C++ (token.cpp): the fast maps of a chain, as `memory.step` has them in torch, and a linear map of one row.
+"""One token in C++ (token.cpp): the fast maps of a chain, as `memory.step` has them in torch, a linear map of one row, and a block, which
+also takes a piece of some tokens.
 
 B batch, H heads, G = B x H, c window, F lifted key dim, V value dim.
 """
@@ -61,6 +62,18 @@ class Maps(NamedTuple):
         return (1 if shared else rows) if self.W0 else 0, threads, poison()
 
 
+class Piece(NamedTuple):
+    """Some tokens in a row. offset: of the first one in its chunk; chunk: tokens of a chunk. anchor: for the anchor after the last token,
+    where a chunk ends before it and another one does not end with it; else nothing."""
+
+    offset: int = 0
+    chunk: int = 1
+    anchor: Sequence[Tensor] = ()
+
+
+ONE_TOKEN = Piece()
+
+
 @dataclass
 class Call:
     """A kernel for a part of a block, with all its arguments but x and y. held: what `structs` point to.
@@ -72,6 +85,7 @@ class Call:
     structs: tuple[ctypes.Structure, ...]
     at: int  # where among them is the one that has x and y
     held: tuple
+    piece: Piece = ONE_TOKEN  # of a block's memory
 
     def __call__(self, x: Tensor) -> Tensor | None:
         x = x.contiguous()
@@ -307,20 +321,25 @@ def block(
     feed: tuple[Tensor, Tensor],
     memory: Call | None = None,
     attention: Call | None = None,
+    piece: Piece = ONE_TOKEN,
 ) -> Tensor | None:
-    """A residual block at one token, x (B, 1, dim) -> y (B, 1, dim); None where a gate of its memory is not finite: nothing is written.
+    """A residual block, x (B, T, dim) -> y (B, T, dim); None where a gate of its memory is not finite: nothing is written.
 
+    With T > 1, windows of memories have one token, their rules are gradient descent, and their keys are not lifted.
     norms: before the mixer, between memory and attention (which then follow each other), before the feed-forward part; with their eps.
     gate: weight and offset of what joins attention and memory, or none; gate_start: its initial logit. feed: gate_up and down. All contiguous.
     """
     x = x.contiguous()
-    y, (B, _, dim), hidden = torch.empty_like(x), x.shape, feed[1].shape[1]
+    y, (B, time, dim), hidden = torch.empty_like(x), x.shape, feed[1].shape[1]
     weight, offset = gate or (None, None)
     gates = 0 if weight is None else weight.shape[0]
-    sizes = _block_sizes(B, dim, hidden, gates, additive, torch.get_num_threads(), poison(), *eps, gate_start)
+    flags = additive, torch.get_num_threads(), poison()
+    sizes = _block_sizes(B, dim, hidden, gates, *flags, *eps, gate_start, time, piece.offset, piece.chunk)
     parts = [None] * 5 if memory is None else map(ctypes.addressof, memory.structs)
     rings = [None] * 2 if attention is None else map(ctypes.addressof, attention.structs)
-    pointers = Block(gemm(x.dtype), *_at(x, *norms[:2], weight, offset, norms[2], *feed, y), *parts, *rings)
+    anchors = array("q", _at(*piece.anchor))
+    views = _at(x, *norms[:2], weight, offset, norms[2], *feed, y)
+    pointers = Block(gemm(x.dtype), *views, *parts, *rings, anchors.buffer_info()[0] if anchors else None)
     return y if _run("block", x.dtype, ctypes.addressof(sizes), ctypes.addressof(pointers)) else None
 
 
