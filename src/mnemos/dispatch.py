@@ -104,7 +104,10 @@ def load() -> None:
 def decode(
     module: torch.nn.Module, x: torch.Tensor, state: Any, backend: str = "auto"
 ) -> tuple[torch.Tensor, Any] | None:
-    """One token x (B, 1, dim) of a module by a kernel: y (B, 1, dim) and its state after it; None if no backend has a kernel for it."""
+    """One token x (B, 1, dim) of a module by a kernel: y (B, 1, dim) and its state after it; None if no backend has a kernel for it.
+
+    Of a residual block also a piece of several tokens, x (B, T, dim).
+    """
     found = find("decode", backend, module, x, state)
     return None if found is None else found(module, x, state)
 

@@ -116,7 +116,7 @@ def test_bad_input_is_refused_in_one_sentence():
         conv(some(B, T, C + 1))
     with pytest.raises(ValueError, match="tail has shape"):
         conv(some(B, T, C), some(B, 2, C))
-    with pytest.raises(ValueError, match="cu_seqlens goes with a single packed row"):
+    with pytest.raises(ValueError, match="cu_seqlens needs one packed sequence"):
         conv(some(B, T, C), cu_seqlens=torch.tensor([0, T]))
     with pytest.raises(ValueError, match="width=0"):
         CausalConv1d(C, 0)

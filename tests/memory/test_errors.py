@@ -91,7 +91,7 @@ def test_an_empty_sequence_is_refused(given):
 
 
 def test_all_tokens_of_another_batch_or_other_heads_than_the_state_are_refused(given):
-    for axis, words in ((0, r"state has 2 rows.* 3"), (2, r"state has 3 heads.* 4")):
+    for axis, words in ((0, r"state has 2 batch rows.* 3"), (2, r"state has 3 heads.* 4")):
         longer = {name: torch.cat([given[name], given[name].narrow(axis, 0, 1)], axis) for name in ("q", "k", "v")}
         shape = longer["k"].shape[:3]
         refuses(words, call_with(given, **longer, gates=Gates(lr=torch.rand(shape))), given["state"])
@@ -203,11 +203,11 @@ def test_malformed_document_bounds_are_refused(given, bounds):
 
 def test_document_bounds_need_a_single_row_and_a_state_row_per_document(given):
     bounds = torch.tensor([0, 3, 6])
-    refuses("cu_seqlens needs one packed row.* 2", call_with(given, cu_seqlens=bounds), given["state"])
+    refuses("cu_seqlens needs one packed sequence.* 2", call_with(given, cu_seqlens=bounds), given["state"])
     row = {name: given[name][:1] for name in ("q", "k", "v")} | {"gates": given["gates"].map(lambda x: x[:1])}
     scan(**(given | row | {"cu_seqlens": bounds}))
     three = torch.tensor([0, 1, 3, 6])
-    refuses("state has 2 rows.* 3", call_with(given, **row, cu_seqlens=three), given["state"])
+    refuses("state has 2 batch rows.* 3", call_with(given, **row, cu_seqlens=three), given["state"])
 
 
 # State and spec -----------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def test_a_state_of_another_batch_other_heads_or_another_device_is_refused(given
     alone = state.select([0])
     other_heads = SPEC.initial_state([torch.randn(H + 1, D, E)], batch=B)
     for wrong, words in (
-        (alone, r"^state has 1 rows.* 2"),
+        (alone, r"^state has 1 batch rows.* 2"),
         (other_heads, r"^state has 4 heads.* 3"),
         (state.to("meta"), r"^state is on meta.*cpu"),
         (None, r"^state is a NoneType"),

@@ -84,9 +84,9 @@ def test_later_tokens_of_either_input_change_earlier_outputs_by_exactly_zero():
 def test_a_kv_that_does_not_fit_is_refused_and_one_that_is_not_finite_is_named():
     mem, x = build(), some(2, T, DIM)
     for wrong in (some(2, T + 1, DIM), some(2, T, DIM).float(), [1.0]):
-        with pytest.raises(ValueError, match=r"^kv .* must be a tensor such as x"):
+        with pytest.raises(ValueError, match=r"^kv .* must have the shape and dtype of x"):
             mem(x, kv=wrong)
     kv = some(2, T, DIM)
     kv[1, 3] = float("nan")
-    with pytest.raises(ValueError, match=r"^kv is nan in row 1, position 3"):
+    with pytest.raises(ValueError, match=r"^kv is nan in batch row 1, position 3"):
         mem(x, kv=kv)

@@ -96,13 +96,13 @@ def test_bad_inputs_are_refused_in_one_sentence():
         ((x.float(),), r"x has type torch.float32, but the layer's parameters are torch.float64"),
         ((x.long(),), r"x has type torch.int64"),
         ((x, build("omega")(x)[1]), r"another spec"),
-        ((x[:1], state), r"state has 2 rows, but 1 are expected"),
+        ((x[:1], state), r"state has 2 batch rows, but 1 are expected"),
         ((x, "state"), r"state is a str"),
         ((x, state.to("meta")), r"state is on meta, but the layer is on cpu"),
         ((x, dataclasses.replace(state, conv=None)), r"convolution tails"),
         ((x, None, torch.ones(2, T)), r"mask has shape \(2, 21\) and type torch.float32, but bool"),
         ((x, None, None, torch.tensor([0, T])), r"cu_seqlens must be a vector"),
-        ((x[:1], None, None, torch.tensor([0, T]), True), r"trace=True does not go with cu_seqlens"),
+        ((x[:1], None, None, torch.tensor([0, T]), True), r"trace=True cannot be combined with cu_seqlens"),
     ]:
         with pytest.raises(ValueError, match=message):
             mem(*arguments)

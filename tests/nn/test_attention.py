@@ -409,7 +409,7 @@ def test_what_does_not_fit_is_refused_in_words():
         ("persistent=7 must lie in 0..6", lambda: layer(x, persistent=7)),
         ("cache was begun with 2", lambda: layer(x, cache, persistent=1)),
         ("cache is of window=4", lambda: build(5)(x, cache)),
-        ("cache has 2 rows", lambda: layer(x[:1], cache)),
+        ("cache has 2 batch rows", lambda: layer(x[:1], cache)),
         ("cache is a int", lambda: layer(x, 3)),
         ("cache has keys of shape", lambda: build(4, kv_heads=1)(x, cache)),
         (r"tail of shape None, but \(2, 3, 36\)", lambda: build(4, conv_width=4)(x, cache)),
@@ -420,7 +420,7 @@ def test_what_does_not_fit_is_refused_in_words():
         ("stack needs at least one", lambda: AttentionCache.stack([])),
         ("the caches differ", lambda: AttentionCache.stack([cache, layer(x)[1]])),
         ("needs", lambda: AttentionCache.from_tensors({"key": x})),
-        ("different numbers of rows", lambda: AttentionCache.from_tensors(
+        ("different numbers of batch rows", lambda: AttentionCache.from_tensors(
             dict(key=cache.key, value=cache.value, position=torch.zeros(3, dtype=torch.int64)), window=4)),
     ]:  # fmt: skip
         with pytest.raises(ValueError, match=message):

@@ -258,7 +258,7 @@ def test_what_does_not_fit_is_refused_in_words():
         ("9 tokens, but a segment has 8", lambda: layer(some(2, 9, DIM), some(2, 9, DIM), lt)),
         ("cross the end of their segment", lambda: layer(x[:, :4], x[:, :4], lt, cache)),
         ("cache was begun with 2", lambda: layer(x[:, :1], x[:, :1], lt, cache, persistent=1)),
-        ("cache has 2 rows", lambda: layer(x[:1], x[:1], lt[:1], cache)),
+        ("cache has 2 batch rows", lambda: layer(x[:1], x[:1], lt[:1], cache)),
         (r"cache has \(segment_len, longterm\)", lambda: Run("plain").layer(x[:, :1], x[:, :1], None, cache)),
         ("tail of shape None", lambda: Run("conv").layer(x[:, :1], x[:, :1], None, Run("plain").all([1])[1])),
         ("persistent=9 must lie", lambda: layer(x, x, lt, persistent=9)),

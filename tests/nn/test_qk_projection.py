@@ -174,7 +174,7 @@ def test_what_does_not_fit_is_refused_in_words():
         ("chunk_size=0", lambda: build("sum", chunk_size=0)),
         ("x has shape", lambda: layer(x[0])),
         ("mask has shape", lambda: layer(x, mask=torch.ones(2, 5))),
-        ("cache has 2 rows", lambda: layer(x[:1], cache)),
+        ("cache has 2 batch rows", lambda: layer(x[:1], cache)),
         ("cache belongs to another layer", lambda: build("window")(x, cache)),
         ("cache is a str", lambda: layer(x, "cache")),
     ]:

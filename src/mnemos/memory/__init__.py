@@ -6,7 +6,7 @@ Needs torch and safetensors alone. Start with `NeuralMemory`, or with `MemorySpe
 from . import miras_losses, miras_retentions  # noqa: F401 (register their classes)
 from .config import NeuralMemoryConfig
 from .features import FeatureMap, make_features, register_features
-from .gating import Gating, register_gating
+from .gating import Gating, SparseGating, register_gating
 from .layer import NeuralMemory
 from .losses import InnerLoss, register_loss
 from .module_network import register_module
@@ -33,6 +33,7 @@ __all__ = [
     "NeuralMemoryConfig",
     "Relearning",
     "Retention",
+    "SparseGating",
     "Structure",
     "Trace",
     "TransformedRetention",

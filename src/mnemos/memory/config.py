@@ -32,7 +32,8 @@ class NeuralMemoryConfig(MemoryOptions):
     dim: width of the layer's input and output. heads: independent memories (default: heads of at most 64 dims).
     key_dim, value_dim: per head (default dim / heads).
     retention: "auto" is "start" for a network that forgets and writes at every token, else "zero"; see `MemoryOptions` for both.
-    gating: how gates are computed from the input: "linear" or a registered name.
+    gating: how gates are computed from the input: "linear"; "sparse", whose token gate sees the last tokens and is exactly 0 for
+    those that are not to be written; or a registered name.
     momentum, retain: whether the memory has these gates; retain="fixed" learns one number per head that does not depend on the token.
     gate: weight of a token inside the window: "none", "token" (a small network of the token itself, `gate_hidden` wide),
     "decay" (a learned base per head, to the power of the lag), "per-lag" (one weight per lag, from the token that writes),
@@ -155,6 +156,12 @@ class NeuralMemoryConfig(MemoryOptions):
         """Channels of the projections to queries, keys and values, over all heads and pairs."""
         H, spec = self.head_count, self.spec
         return [H * spec.key_dim, H * spec.key_channels, H * spec.pairs_per_token * spec.value_dim]
+
+    @property
+    def conv_channels(self) -> int:
+        """Channels of the convolution: those of the projections, and those that the gating has in it."""
+        own = getattr(GATINGS[self.gating], "conv_channels", None)
+        return sum(self.splits) + (0 if own is None else own(self))
 
     @functools.cached_property
     def spec(self) -> MemorySpec:

@@ -63,7 +63,7 @@ class FeatureMap(nn.Module):
         """Create parameters and buffers: the last step of the constructor."""
 
     def reset_parameters(self) -> None:
-        """Put all start values back, in place (after `to_empty`, say)."""
+        """Reset all initial values in place, for example after `to_empty`."""
         fresh = type(self)(self.dim_in, self.heads, self.degree, self.feature_dim, seed=self.seed)
         self.load_state_dict(fresh.state_dict())
 
@@ -331,7 +331,7 @@ class Exp(FeatureMap):
 
     @property
     def offset(self) -> Tensor:
-        """What is added to inner products before the exponential: (H,)."""
+        """The offset of inner products before the exponential: (H,)."""
         return -(self.key_norm**2) * self.log_scale.exp()
 
     def forward(self, x: Tensor) -> Tensor:

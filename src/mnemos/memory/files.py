@@ -31,7 +31,7 @@ def one_line(error: BaseException) -> str:
 
 
 def check_names(path: str | os.PathLike, names: Iterable[str]) -> None:
-    """Refuse names of tensors that later errors could not quote on one line."""
+    """Raise an error for names of tensors that cannot be quoted on one line."""
     for name in names:
         if not name.isprintable():
             raise ValueError(f"{path} names a tensor {name!r:.60}, but a name of printable characters is expected")

@@ -114,7 +114,8 @@ class Gating(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             return self._gates(x)
 
-    def _gates(self, x: Tensor) -> Gates:
+    def _gates(self, x: Tensor, hidden: Tensor | None = None) -> Gates:
+        """hidden: (B, T, gate_hidden), the token gate's hidden layer before its bias and SiLU, if it is not that of x alone."""
         wide = torch.promote_types(x.dtype, torch.float32)
         bias = self._start.plus(self.offset, wide)
         if self.linear.weight.dtype == wide:
@@ -123,6 +124,8 @@ class Gating(nn.Module):
             mapped = linear(x.to(wide), self.linear.weight.to(wide))
         if mapped.shape[-1] != len(bias):
             raise ValueError(f"gating.linear has {mapped.shape[-1]} outputs, but {len(bias)} are expected")
+        if hidden is not None:
+            mapped = torch.cat([mapped[..., : -hidden.shape[-1]], hidden.to(wide)], dim=-1)
         mapped = mapped + bias
         part = dict(zip(self.sizes, mapped.split(list(self.sizes.values()), dim=-1)))
         gates = Gates(lr=self.config.effective_max_lr * part["lr"].sigmoid())
@@ -144,6 +147,76 @@ class Gating(nn.Module):
         if self.decay_offset is not None:
             gates.decay = self._decay_start.plus(self.decay_offset, wide).sigmoid()
         return gates
+
+
+@register_gating
+class SparseGating(Gating):
+    """Gates of a memory that is written and read at few tokens: they see the last tokens, and are exactly 0 for most of them.
+
+    The token gate's hidden layer goes through the layer's causal convolution, as keys and values do, so that it depends on the last
+    `conv_width` tokens. From it come the token gate and a gate of what is read. Both are stretched sigmoids: exactly 0 below
+    `CUT`, exactly 1 above 1 - `CUT`. A token whose token gate is 0 leaves the memory as it was; one whose read gate is 0 reads 0, so
+    that the layer's output is 0 too, but for the static branch of `learn_w0`. Read gates begin at 1. Needs gate="token" and a convolution.
+
+    >>> from mnemos.memory import NeuralMemory
+    >>> mem = NeuralMemory(dim=32, heads=2, gating="sparse", gate="token", retain=False, gate_init=0.1)
+    >>> x, state = torch.randn(1, 5, 32), mem.initial_state(1)
+    >>> mem.gates(x, state, None, None).gate.any().item(), mem.read_gate(x, state, None, None).tolist()[0][0]
+    (False, [1.0, 1.0])
+    """
+
+    name = "sparse"
+    CUT = 0.25
+    READ_INIT = 0.9
+
+    def __init__(self, config: NeuralMemoryConfig):
+        if "token" not in config.gate_parts or not config.conv_width:
+            raise ValueError(
+                f"gating='sparse' needs gate='token' and a convolution, not gate={config.gate!r} and conv_width={config.conv_width}"
+            )
+        super().__init__(config)
+        self.read = nn.Linear(config.gate_hidden, self.heads, bias=False)
+        self.read_offset = nn.Parameter(torch.empty(self.heads))
+        self._read_start = Constant([logit(self.READ_INIT)] * self.heads)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if "read" in self._modules:  # else the base class is not ready yet
+            nn.init.normal_(self.read.weight, std=0.1 * self.config.gate_hidden**-0.5)
+            nn.init.zeros_(self.read_offset)
+
+    @classmethod
+    def conv_channels(cls, config: NeuralMemoryConfig) -> int:
+        """Channels that the layer's convolution has for this gating."""
+        return config.gate_hidden
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """(B, T, dim) -> (B, T, gate_hidden), before the convolution."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        with torch.autocast(x.device.type, enabled=False):
+            return F.linear(x.to(wide), self.linear.weight[-self.config.gate_hidden :].to(wide))
+
+    def forward(self, x: Tensor, hidden: Tensor | None = None) -> Gates:
+        """hidden: (B, T, gate_hidden), behind the convolution."""
+        if hidden is None:
+            raise ValueError("gating='sparse' sees a convolution: call the layer's gates(x, state, mask, cu_seqlens)")
+        with torch.autocast(x.device.type, enabled=False):
+            gates = self._gates(x, hidden)
+        assert gates.gate is not None
+        gates.gate = self.stretched(gates.gate)
+        return gates
+
+    def read_logits(self, hidden: Tensor) -> Tensor:
+        """hidden (B, T, gate_hidden), behind the convolution -> (B, T, H)."""
+        wide = hidden.dtype
+        with torch.autocast(hidden.device.type, enabled=False):
+            active = F.silu(hidden + self.offset[-self.config.gate_hidden :].to(wide))
+            return F.linear(active, self.read.weight.to(wide), self._read_start.plus(self.read_offset, wide))
+
+    def stretched(self, gate: Tensor) -> Tensor:
+        return ((gate - self.CUT) / (1 - 2 * self.CUT)).clamp(0.0, 1.0)
 
 
 def momentum_since_commit(position: Tensor, commit: int, lr: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The first fast map of a memory with features "exp": Σ_i φ*(k_i)ᵀ w_i, kept as a list of pairs (k_i, w_i), one per token.
 
-φ* has infinitely many features and is never built: x is mapped to Σ_i exp(x·k_i) w_i. The list of a row is as long as the
+φ* has infinitely many features and is never built: x is mapped to Σ_i exp(x·k_i) w_i. The list of a batch row is as long as the
 row's position; shorter rows are filled up with zeros at the right.
 B batch, n longest position, H heads, K key dim, P outputs of the map, c window.
 """

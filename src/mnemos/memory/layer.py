@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..deprecation import current_names, old_names
 from ..dispatch import decode, find, is_unmodified, load
 from ..nn.checkpoint import recomputed
-from ..nn.conv import CausalConv1d
+from ..nn.conv import CausalConv1d, causal_conv
 from ..nn.derivatives import refuse_transforms
 from ..nn.linear import Linear
 from ..nn.norm import RMSNorm, rms_norm
@@ -63,7 +63,8 @@ class NeuralMemory(nn.Module):
         self.heads = H = config.head_count
         self.splits = config.splits
         self.qkv = Linear(config.dim, sum(self.splits), bias=False)
-        self.conv = CausalConv1d(sum(self.splits), config.conv_width) if config.conv_width else None
+        self._channels_of_gates = config.conv_channels - sum(self.splits)  # of the convolution
+        self.conv = CausalConv1d(config.conv_channels, config.conv_width) if config.conv_width else None
         self.gating = GATINGS[config.gating](config)
         self.features = make_features(self.spec, H)
         if self.spec.is_kv_cache and config.qk_norm != "l2":
@@ -133,11 +134,11 @@ class NeuralMemory(nn.Module):
                 return done
         q, k, v, tail = self.project(x, state, mask, cu_seqlens, kv)
         gates = self.gates(x if kv is None else kv, state, mask, cu_seqlens, write_mask)
-        record = None
+        record, before = None, state
         if trace:
             if cu_seqlens is not None:
                 raise ValueError(
-                    "trace=True does not go with cu_seqlens; run the documents as rows of a batch, with a mask"
+                    "trace=True cannot be combined with cu_seqlens; run the documents as a batch, with a mask"
                 )
             position = _positions(x, state, mask, None)
             traced_scan = find("traced_scan", "torch")
@@ -148,10 +149,11 @@ class NeuralMemory(nn.Module):
         else:
             read_by = q if reads else None
             y, state = scan(read_by, k, v, gates, state, spec, self.features, mask, cu_seqlens, self.config.backend)
+        opened = self.read_gate(x, before, mask, cu_seqlens) if reads else None
         state = dataclasses.replace(state, conv=tail)
         if not reads:
             return state
-        y = self._output(y, q, x)
+        y = self._output(y if opened is None else y * opened.unsqueeze(-1), q, x)
         if mask is not None and torch.is_grad_enabled() and not torch.compiler.is_compiling() and not mask.any():
             y = y + sum(p.flatten()[:0].sum() for p in self.parameters())  # 0: DDP waits for every parameter's gradient
         return (y, state) if record is None else (y, state, record)
@@ -166,8 +168,9 @@ class NeuralMemory(nn.Module):
         if state is None:
             raise ValueError("read needs a state: what mem(x) or mem.write(x) returned, or mem.initial_state(batch)")
         x, state = self.check(x, state, None, None)
-        q = self.project(x, state, None, None)[0]
-        return self._output(read(q, state, self.spec, self.features), q, x)
+        q, opened = self.project(x, state, None, None)[0], self.read_gate(x, state, None, None)
+        y = read(q, state, self.spec, self.features)
+        return self._output(y if opened is None else y * opened.unsqueeze(-1), q, x)
 
     def write(
         self,
@@ -192,12 +195,16 @@ class NeuralMemory(nn.Module):
         if kv is not None:
             mixed = torch.cat([mixed[..., : self.splits[0]], self.qkv(kv)[..., self.splits[0] :]], -1)
         shape = self.heads, tuple(n // self.heads for n in self.splits), self._norms()
-        pairs = self.spec.pairs_per_token
-        if mask is None and cu_seqlens is None and is_unmodified(self.conv) and pairs == 1:
+        pairs, own = self.spec.pairs_per_token, self._channels_of_gates
+        if mask is None and cu_seqlens is None and is_unmodified(self.conv) and pairs == 1 and not own:
             weight = None if self.conv is None else self.conv.checked_weight()
             return project_heads(mixed, state.conv, weight, *shape, backend=self.config.backend)
+        if own:
+            hidden = self.gating.hidden(x)
+            mixed = torch.cat([mixed, hidden.to(mixed.dtype)], dim=-1)
         if self.conv is not None:
             mixed, tail = self.conv(mixed, state.conv, mask, cu_seqlens)
+            mixed = mixed[..., : sum(self.splits)]
         return *activate(mixed, *shape, pairs), tail
 
     def _norms(self) -> tuple[tuple[float, float], ...]:
@@ -207,7 +214,8 @@ class NeuralMemory(nn.Module):
         return keys, keys, (0.0, 1.0) if bound is None else (bound**-2, 1.0)
 
     def gates(self, x: Tensor, state: MemoryState, mask, cu_seqlens, write_mask: Tensor | None = None) -> Gates:
-        gates = self.gating(x)
+        hidden = self._hidden_of_gates(x, state, mask, cu_seqlens)
+        gates = self.gating(x) if hidden is None else self.gating(x, hidden)
         accumulates = self.spec.commits and self.spec.momentum and self.spec.update_rule.momentum_gate
         if accumulates and not self.config.momentum:
             position = _positions(x, state, mask, cu_seqlens)
@@ -216,6 +224,20 @@ class NeuralMemory(nn.Module):
             return gates
         check_mask("write_mask", write_mask, x)
         return gates.masked(write_mask, self.spec.window)
+
+    def read_gate(self, x: Tensor, state: MemoryState, mask, cu_seqlens) -> Tensor | None:
+        """(B, T, H), the factor of what each token of x (B, T, dim) reads; None: 1, as for gatings without such a gate."""
+        hidden = self._hidden_of_gates(x, state, mask, cu_seqlens)
+        return None if hidden is None else self.gating.stretched(self.gating.read_logits(hidden).sigmoid())
+
+    def _hidden_of_gates(self, x: Tensor, state: MemoryState, mask, cu_seqlens) -> Tensor | None:
+        """The gating's channels behind the convolution: (B, T, ·). None for a gating that has none."""
+        own = self._channels_of_gates
+        if not own or self.conv is None or state.conv is None:
+            return None
+        weight, tail = self.conv.checked_weight()[:, -own:], state.conv[..., -own:]
+        hidden = self.gating.hidden(x)
+        return causal_conv(hidden, weight, tail, mask, cu_seqlens)[0]
 
     def _output(self, y: Tensor, q: Tensor, x: Tensor) -> Tensor:
         """y (B, T, H, V), as q (B, T, H, K) read it from the memory -> (B, T, dim)."""
@@ -294,8 +316,10 @@ class NeuralMemory(nn.Module):
         """kv with masked tokens blanked. Raises a ValueError unless it is a tensor such as x."""
         if kv is None:
             return None
+        if self._channels_of_gates:
+            raise ValueError(f"gating={self.config.gating!r} has gates of reads from the input of writes: leave out kv")
         if not isinstance(kv, Tensor) or kv.shape != x.shape or kv.dtype != x.dtype:
-            raise ValueError(f"kv {describe(kv)}, but must be a tensor such as x, which {describe(x)}")
+            raise ValueError(f"kv {describe(kv)}, but must have the shape and dtype of x, which {describe(x)}")
         return kv if mask is None else kv.masked_fill(~mask.unsqueeze(-1), 0.0)
 
 

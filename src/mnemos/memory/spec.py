@@ -107,7 +107,7 @@ class MemoryOptions:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """What `to_json` wrote; a ValueError for any other text."""
+        """The spec that `to_json` wrote; raises a ValueError for any other text."""
         try:
             given: dict[str, Any] = json.loads(text)
         except (ValueError, TypeError, RecursionError) as broken:

@@ -85,11 +85,25 @@ class MemoryState(Rows):
         state.start_from_file = self.start_from_file
         return state
 
-    def after_token(self, weights, momentum, anchor, window, inplace: bool) -> MemoryState:
-        """The state with these matrices and window buffers, one token later. anchor: before the token; inplace: it may be written into."""
-        spec, position, chunk_offset = self.spec, self.position + 1, self.chunk_offset
+    def with_tensors(self, tensors: dict[str, Tensor], others: Sequence[MemoryState] = ()) -> MemoryState:
+        """The state with other `tensors()`, which belong to it alone. others: whose rows are in them too."""
+        if any(other.spec != self.spec for other in others):
+            raise ValueError("the states have different specs")
+        aliased = all(tensors[f"anchor.{i}"] is tensors[f"weights.{i}"] for i in range(len(self.weights)))
+        state = _assemble(self.spec, tensors, common_chunk_offset(tensors["position"], self.spec), aliased)
+        state.start_from_file = any(x.start_from_file for x in (self, *others))
+        state.own = True
+        return state
+
+    def after_token(self, weights, momentum, anchor, window, inplace: bool, count: int = 1) -> MemoryState:
+        """The state with these matrices and window buffers, one token later. anchor: before the token; inplace: it may be written into.
+
+        count: tokens; with more than one, rows are at one place of a chunk, and `anchor` is the one after the last token.
+        """
+        spec, position, chunk_offset = self.spec, self.position + count, self.chunk_offset
+        assert count == 1 or chunk_offset is not None
         chunk_offset = (
-            common_chunk_offset(position, spec) if chunk_offset is None else (chunk_offset + 1) % spec.chunk_size
+            common_chunk_offset(position, spec) if chunk_offset is None else (chunk_offset + count) % spec.chunk_size
         )
         if spec.anchor == "token" or chunk_offset == 0:  # a chunk has ended: the anchor is the new weights
             anchor = list(weights)
@@ -214,7 +228,9 @@ def check_owner(state, spec: MemorySpec, rows: int, heads: int, device: torch.de
     if state.heads != heads:
         raise ValueError(f"state has {state.heads} heads, but {owner} has {heads}; it is another layer's state")
     if state.batch != rows:
-        raise ValueError(f"state has {state.batch} rows, but {rows} are expected; use state.select([...]) to pick rows")
+        raise ValueError(
+            f"state has {state.batch} batch rows, but {rows} are expected; use state.select([...]) to pick batch rows"
+        )
     if state.position.device != device:
         found = state.position.device
         raise ValueError(f"state is on {found}, but {owner} is on {device}; use state.to({str(device)!r})")
@@ -276,7 +292,9 @@ def initial_state(
         )
     if not W0:
         if type(heads) is not int or heads < 1:
-            raise ValueError(f"heads={heads!r} must be a whole number >= 1, for W0 is empty and cannot tell it")
+            raise ValueError(
+                f"heads={heads!r} must be a whole number >= 1, because W0 is empty and does not show the number of heads"
+            )
         W0 = [torch.zeros(heads, 0, 0, dtype=dtype, device=device)]
     elif (heads, dtype, device) != (None, None, None):
         raise ValueError("heads, dtype and device are those of W0: give them only where W0 is []")

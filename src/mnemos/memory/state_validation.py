@@ -30,7 +30,7 @@ def check_state(
         raise ValueError(f"{path} holds no fast weights")
     batch, found_heads = first.shape[0], first.shape[1 if spec.shapes else 2]
     if 0 in (batch, found_heads):
-        raise ValueError(f"{path} holds no rows")
+        raise ValueError(f"{path} holds no batch rows")
     check_position(path, tensors.get("position"))
     if heads is not None and found_heads != heads:
         raise ValueError(f"{path} holds a memory of {found_heads} heads, but the model's memory has {heads}")

@@ -1,4 +1,4 @@
-"""What a memory did, token by token: for inspection, not for training.
+"""A record of a memory, token by token: for inspection, not for training.
 
 Shapes: B batch, T time, H heads.
 """

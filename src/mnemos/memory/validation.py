@@ -19,7 +19,7 @@ ON_META = "on the meta device, which holds no numbers, but a memory checks the v
 
 
 class NotFiniteError(ValueError):
-    """A NaN or an infinity where a memory needs numbers; the message names its row and position."""
+    """A NaN or an infinity where a memory needs numbers; the message names its batch row and position."""
 
 
 class NoValuesError(ValueError):
@@ -104,7 +104,7 @@ def check_mask(name: str, mask, like: Tensor) -> None:
 
 
 def describe(x) -> str:
-    """What x is, for messages."""
+    """A description of x, for messages."""
     return f"has shape {tuple(x.shape)} and type {x.dtype}" if isinstance(x, Tensor) else f"is a {_kind(x)}"
 
 
@@ -138,7 +138,7 @@ def as_boundaries(cu_seqlens) -> Tensor:
 def check_cu_seqlens(cu_seqlens: Tensor, B: int, T: int) -> int:
     """The number of documents that cu_seqlens packs into one row of T tokens."""
     if B != 1:
-        raise ValueError(f"cu_seqlens needs one packed row, but the batch is {B}")
+        raise ValueError(f"cu_seqlens needs one packed sequence (batch 1), but the batch is {B}")
     if (
         not isinstance(cu_seqlens, Tensor)
         or cu_seqlens.dim() != 1
@@ -217,7 +217,7 @@ def _gate_error(name: str, x: Tensor, low: float, high: float) -> ValueError:
     if name != "decay":  # which is a number per head
         fine = x.isfinite() & (x >= 0) & ((x <= 1) | (name in UNBOUNDED))
         row, position = (~fine).flatten(2).any(2).nonzero()[0].tolist()
-        wrong += f", first in row {row}, position {position}"
+        wrong += f", first in batch row {row}, position {position}"
     return ValueError(wrong) if x.isfinite().all() else NotFiniteError(wrong)
 
 
@@ -253,8 +253,8 @@ def blame(layer: nn.Module, wrong: Exception, inputs: dict[str, Tensor], mask: T
             rows = bad.any(1).nonzero().flatten().tolist()
             others = f" (rows {', '.join(map(str, rows[:8]))}{' …' * (len(rows) > 8)})" if len(rows) > 1 else ""
             raise NotFiniteError(
-                f"{name} is {token[~token.isfinite()][0].item()} in row {row}, position {position}{others}: "
-                "a memory takes finite numbers alone; repair that row, or mask the token"
+                f"{name} is {token[~token.isfinite()][0].item()} in batch row {row}, position {position}{others}: "
+                "a memory takes only finite numbers; repair that sequence, or mask the token"
             ) from None
     damaged = [name for name, p in layer.named_parameters() if not p.isfinite().all()]
     if damaged:

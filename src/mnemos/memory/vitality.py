@@ -60,7 +60,7 @@ def effective_ranks(state: MemoryState) -> Tensor:
 
 
 def lowest_rank(state: MemoryState) -> float:
-    """Effective rank of the fast map with the lowest, a mean over rows and heads; NaN for a memory without matrices.
+    """Effective rank of the fast map with the lowest, a mean over batch rows and heads; NaN for a memory without matrices.
 
     One collapsed map is enough to end learning, because errors and keys pass through all of them.
 
@@ -93,7 +93,7 @@ def distance_from_w0(layer: NeuralMemory, state: MemoryState) -> Tensor:
 
 @dataclass(frozen=True)
 class Relearning:
-    """What one more pass over a chunk teaches a memory, (B, H) each, means over chunks; see `relearning`.
+    """Fall of the inner loss by one more pass over a chunk, (B, H) each, means over chunks; see `relearning`.
 
     before, after: inner loss of a chunk's tokens before and after they are written. learned: its fall, minus the fall of the inner loss of
     the other chunks, which are not written. fresh_learned: the same for a fresh memory.
@@ -106,18 +106,18 @@ class Relearning:
 
     @property
     def ratio(self) -> float:
-        """learned / fresh_learned, means over rows and heads: 0 for a dead memory, NaN if a fresh one learns nothing either."""
+        """learned / fresh_learned, means over batch rows and heads: 0 for a dead memory, NaN if a fresh one learns nothing either."""
         fresh = self.fresh_learned.mean().item()
         return self.learned.mean().item() / fresh if fresh > 0 else math.nan
 
 
 @torch.no_grad()
 def relearning(layer: NeuralMemory, x: Tensor, state: MemoryState) -> Relearning:
-    """What one more pass over a chunk teaches a memory in `state`, and a fresh one. `state` stays as it is.
+    """Fall of the inner loss by one more pass over a chunk, for a memory in `state` and for a fresh one. `state` stays as it is.
 
     x (B, T, dim): one or more chunks of `chunk_size` tokens; a rest is left out. Each is written by itself after `state`, and its inner loss
-    is measured at the weights before and after: at the start of a chunk, the surprise of a trace. A chunk also teaches what all chunks have
-    in common, such as their mean value; a memory that has read much knows that already, so the fall of the other chunks is subtracted.
+    is measured at the weights before and after: at the start of a chunk, the surprise of a trace. Part of the fall is
+    common to all chunks, for example by their mean value, and an old memory holds that part already, so the fall of the other chunks is subtracted.
     The fresh memory begins with W0 and gets the same keys, values, gates and ends of chunks.
 
     >>> mem = NeuralMemory(dim=32, heads=2, chunk_size=16)

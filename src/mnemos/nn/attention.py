@@ -28,7 +28,7 @@ MASK_ELEMENTS = 2**24  # a mask larger than this is made for some of the queries
 
 @dataclass
 class AttentionCache(RowCache):
-    """Keys and values of B rows, which may be at different positions.
+    """Keys and values of B batch rows, which may be at different positions.
 
     key, value: (B, P + S, G, D), the persistent tokens first. With a window, S = window and position t is in slot
     P + t % window; without one it is in slot P + t, and S grows with the longest row. Unused slots are 0.

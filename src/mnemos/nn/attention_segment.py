@@ -24,7 +24,7 @@ class SegmentCache(RowCache):
     key, value: (B, P + N + 2L, G, D): persistent, long-term, retrieved and segment tokens. Token i of a segment and the token
     retrieved for it are in slot i of the last two parts. position: (B,) real tokens seen; a row whose position is a multiple of
     segment_len is before a new segment, and the last two parts are then ignored.
-    inplace, conv: as in `AttentionCache`; the convolution goes on from one segment to the next.
+    inplace, conv: as in `AttentionCache`; the convolution continues from one segment to the next.
     """
 
     key: Tensor

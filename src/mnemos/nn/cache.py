@@ -27,6 +27,10 @@ class Rows:
         """Apply `function` to every tensor."""
         raise NotImplementedError
 
+    def with_tensors(self, tensors: dict[str, Tensor], others: Sequence[Self] = ()) -> Self:
+        """The value with other `tensors()`, which belong to it alone. others: whose rows are in them too."""
+        raise NotImplementedError
+
     @property
     def batch(self) -> int:
         return self.position.shape[0]
@@ -59,7 +63,7 @@ class Rows:
                 f"rows must be a list of whole numbers, not {type(rows).__name__} {str(rows)[:40]}"
             ) from None
         if index.dim() != 1 or index.numel() == 0:
-            raise ValueError("rows must be a non-empty list of row numbers")
+            raise ValueError("rows must be a non-empty list of indices of batch rows")
         if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
             raise ValueError(
                 f"rows must be whole numbers, not {index.dtype}; for a mask give mask.nonzero().squeeze(-1)"
@@ -105,8 +109,14 @@ class RowCache(Rows):
         if not required <= given or not given <= {f.name for f in fields}:
             raise ValueError(f"{cls.__name__} needs {sorted(required)}, but {sorted(given)} are given")
         if len({x.shape[0] if x.dim() else -1 for x in tensors.values()}) != 1:
-            raise ValueError(f"the tensors of a {cls.__name__} have different numbers of rows")
+            raise ValueError(f"the tensors of a {cls.__name__} have different numbers of batch rows")
         return cls(**tensors, **settings)
+
+    def with_tensors(self, tensors: dict[str, Tensor], others: Sequence[Self] = ()) -> Self:
+        for other in others:
+            if other.settings() | {"inplace": None} != self.settings() | {"inplace": None}:
+                raise ValueError(f"the caches differ: {self.settings()} and {other.settings()}")
+        return dataclasses.replace(self, **tensors)
 
     def map(self, function: Callable[..., Tensor]) -> Self:
         return dataclasses.replace(self, **{name: function(x) for name, x in self.tensors().items()})

@@ -63,7 +63,7 @@ class CausalConv1d(nn.Module):
                 f"tail has shape {tuple(tail.shape)}, but {(rows, self.width - 1, self.channels)} is expected"
             )
         if cu_seqlens is not None and x.shape[0] != 1:
-            raise ValueError(f"cu_seqlens goes with a single packed row, but x has batch {x.shape[0]}")
+            raise ValueError(f"cu_seqlens needs one packed sequence, but x has batch {x.shape[0]}")
         return causal_conv(x, weight, tail, mask, cu_seqlens)
 
     def extra_repr(self) -> str:

@@ -59,5 +59,5 @@ def refuse_transforms(name: str) -> None:
     if transformed():
         raise NotImplementedError(
             f"{name} does not support torch.func transforms (grad, vmap, jvp and others): "
-            "use torch.autograd.grad, and rows of a batch in the place of vmap"
+            "use torch.autograd.grad, and a batch in place of vmap"
         )

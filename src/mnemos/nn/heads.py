@@ -115,7 +115,7 @@ class Heads(nn.Module):
         if not isinstance(cache, kind):
             raise ValueError(f"cache is a {type(cache).__name__}, but must be the {kind.__name__} of an earlier call")
         if cache.batch != x.shape[0]:
-            raise ValueError(f"cache has {cache.batch} rows, but x has {x.shape[0]}; use cache.select([...])")
+            raise ValueError(f"cache has {cache.batch} batch rows, but x has {x.shape[0]}; use cache.select([...])")
         if cache.position.device != x.device:
             raise ValueError(f"cache is on {cache.position.device}, but x is on {x.device}; use cache.to(...)")
 

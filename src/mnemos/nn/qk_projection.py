@@ -29,7 +29,7 @@ MAX_DIM = 2**20  # sizes may come from a file and must not exhaust the machine
 
 @dataclass
 class QKCache(RowCache):
-    """Statistics of the keys of B rows, float32 or wider, of a fixed size.
+    """Statistics of the keys of B batch rows, float32 or wider, of a fixed size.
 
     Without a window: gram (B, H, D, D) and norm (B, H), the sums without their persistent part. With a window c: the last
     c-1 keys (B, c-1, H, D) and their gates (B, c-1, H), in order of time; before the first token the gate is 0.
@@ -183,7 +183,7 @@ class QKProjection(nn.Module):
         return y.to(q.dtype), cache
 
     def initial_cache(self, batch: int, dtype: torch.dtype | None = None, device=None) -> QKCache:
-        """The cache before the first token of `batch` rows."""
+        """The cache before the first token of `batch` sequences."""
         weight, H, D = self.qk.weight, self.heads, self.head_dim
         dtype = torch.promote_types(weight.dtype, torch.float32) if dtype is None else dtype
         device = weight.device if device is None else device
@@ -302,7 +302,7 @@ class QKProjection(nn.Module):
         if not isinstance(cache, QKCache):
             raise ValueError(f"cache is a {type(cache).__name__}, but must be the QKCache of an earlier call")
         if cache.batch != batch:
-            raise ValueError(f"cache has {cache.batch} rows, but x has {batch}; use cache.select([...])")
+            raise ValueError(f"cache has {cache.batch} batch rows, but x has {batch}; use cache.select([...])")
         held = cache.gram if self.window is None else cache.key
         expected = (batch, H, D, D) if self.window is None else (batch, self.window - 1, H, D)
         if held is None or held.shape != expected:
