@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 from helpers import random_words
 from mnemos.data import DataConfig
@@ -50,6 +51,11 @@ def small(folder: Path, preset: str = "titans-mag", **changes) -> TrainConfig:
         steps=10,
         device="cpu",
     )
+    return changed(config, changes)
+
+
+def changed(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
+    """The config with these fields; changes of nested parts are dictionaries."""
     for name, value in changes.items():
         part = getattr(config, name)
         setattr(config, name, dataclasses.replace(part, **value) if isinstance(value, dict) else value)

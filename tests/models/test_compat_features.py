@@ -47,7 +47,7 @@ def test_a_model_returns_the_surprises_of_every_layer_and_token(name):
     later = model(ids[:, :1], past_key_values=out.past_key_values, return_surprises=True).surprises[1]
     assert later.momentary.shape[:2] == (2, 1)
     assert not [hook for module in model.modules() for hook in module._forward_hooks]
-    with pytest.raises(ValueError, match="not with padding"):
+    with pytest.raises(ValueError, match="without padding"):
         model(ids, attention_mask=torch.tensor([[0] + [1] * 8] * 2), return_surprises=True)
 
 

@@ -248,7 +248,7 @@ def test_a_large_vocabulary_never_has_all_its_logits_in_memory():
         (dict(input_ids=tokens(2, 3), attention_mask=torch.ones(2, 2)), "attention_mask has shape"),
         (dict(input_ids=tokens(2, 3), past_key_values="x"), "past_key_values is a str, but must be a MnemosCache"),
         (dict(input_ids=tokens(1, 3), cu_seqlens=torch.tensor([0, 2])), "cu_seqlens must rise from 0 to T=3"),
-        (dict(input_ids=tokens(2, 3), cu_seqlens=torch.tensor([0, 3])), "for a batch of one row"),
+        (dict(input_ids=tokens(2, 3), cu_seqlens=torch.tensor([0, 3])), "for a batch of one sequence"),
         (dict(input_ids=torch.arange(3)), r"input_ids has 1 dimensions, but \(B, T\) is expected"),
         (dict(inputs_embeds=torch.zeros(3, 32)), r"inputs_embeds has 2 dimensions, but \(B, T, D\) is expected"),
         (dict(input_ids=tokens(2, 3), labels=tokens(2, 2)), r"labels have shape \(2, 2\), but \(2, 3\) is expected"),
@@ -269,7 +269,7 @@ def test_a_cache_of_another_model_or_another_batch_is_refused(tmp_path):
     other = make("titans-mag", attention_window=4)
     with pytest.raises(ValueError, match=r"another model: attention_window=8 \(here 4\)"):
         other(ids, past_key_values=cache)
-    with pytest.raises(ValueError, match="the cache has 2 rows, but the input has 3"):
+    with pytest.raises(ValueError, match="the cache has 2 batch rows, but the input has 3"):
         model(tokens(3, 2), past_key_values=cache)
     with pytest.raises(ValueError, match="rows"):
         cache.select([5])

@@ -52,7 +52,7 @@ class Block(GradientCheckpointingLayer, ResidualBlock):
         use_cache: bool = False,
     ) -> tuple[Tensor, State | None]:
         """x (B, T, D) after the tokens of `state` -> (B, T, D) and the new state. The arguments are those of `Mixer.forward`."""
-        if state is not None and x.shape[1] == 1 and mask is None and use_cache:
+        if state is not None and mask is None and use_cache:
             done = decode(self, x, state)
             if done is not None:
                 return done

@@ -219,7 +219,7 @@ class MnemosCache:
             raise ValueError(f"{path} does not fit its own header: its layers are at different positions")
         if type(self.length) is not int or not int(first.max()) <= self.length <= MAX_POSITION:
             raise ValueError(
-                f"{path} does not fit its own header: length={self.length!r:.40} of rows at {first.tolist()[:8]}"
+                f"{path} does not fit its own header: length={self.length!r:.40} of batch rows at {first.tolist()[:8]}"
             )
 
 

@@ -1,6 +1,6 @@
 """The form of the states of a block, by which files with caches are checked before they are used.
 
-Shapes: B rows, P persistent tokens, W window, G key-value heads, D head dim.
+Shapes: B batch rows, P persistent tokens, W window, G key-value heads, D head dim.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def from_tensors(
     if form.shapes is None:
         memory = config.memory_config
         spec, width = memory.spec, memory.conv_width
-        channels = sum(memory.splits)
+        channels = memory.conv_channels
         return state_from_tensors(path, spec, tensors, memory.head_count, (width - 1, channels) if width else None)
     settings = {key: value for key, value in about.items() if key not in ("kind", *UNSAVED) and value is not None}
     expected = {key: value for key, value in form.settings.items() if value is not None}

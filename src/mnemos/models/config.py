@@ -269,6 +269,15 @@ class MnemosConfig(PreTrainedConfig):
         """The config of every `NeuralMemory` of the model."""
         return NeuralMemoryConfig(self.hidden_size, **(self.memory or {}))
 
+    def change_memory(self, changed: dict[str, Any]) -> None:
+        """Set fields of `memory_config`."""
+        self.memory = dict(self.memory or {}) | changed
+
+    @property
+    def longest_attention(self) -> int:
+        """The largest attention window of any layer in tokens; 0 if no layer has one."""
+        return max(BLOCKS[kind].attention_span(self) or 0 for kind in set(self.blocks))
+
     def __setattr__(self, key: str, value: Any) -> None:
         if key in MEMORY_KEYWORDS:
             choice = key.removeprefix("memory_")

@@ -25,7 +25,9 @@ def mask_of_new(cache: MnemosCache, new: Tensor | None, name: str, mask: Tensor 
         )
     B, T = new.shape[:2]
     if B % cache.batch:
-        raise ValueError(f"past_key_values has {cache.batch} rows, but {name} has {B}; see cache.select and cache.fork")
+        raise ValueError(
+            f"past_key_values has {cache.batch} batch rows, but {name} has {B}; see cache.select and cache.fork"
+        )
     if mask is None:
         return None
     check_mask(mask, (B, T), cache.length)
@@ -47,7 +49,7 @@ def with_past(mask: Tensor, past: int) -> Tensor:
     """
     if mask.shape[0] * past > MAX_MASK_NUMEL:
         raise ValueError(
-            f"the cache has read {past} tokens, and generate keeps a mask of them all for each of its {mask.shape[0]} rows; "
+            f"the cache has read {past} tokens, and generate keeps a mask of them all for each of its {mask.shape[0]} sequences; "
             "call the model token by token instead"
         )
     return torch.cat([mask.new_ones(mask.shape[0], past), mask], dim=1)
@@ -82,7 +84,7 @@ class Record(StoppingCriteria):
         self.columns, self.length = self.columns + columns, self.length + new
 
     def lengths(self, outputs) -> Tensor | None:
-        """(R,) columns of each row of `outputs.sequences` without its padding; None if no row is padded."""
+        """(R,) columns of each of `outputs.sequences` without its padding; None if none is padded."""
         columns = outputs.sequences.shape[1]
         if getattr(outputs, "beam_indices", None) is not None:
             return self.columns + (outputs.beam_indices >= 0).sum(1)
@@ -174,10 +176,10 @@ class MnemosGenerationMixin(CheckedInputs, GenerationMixin):
 
     @torch.no_grad()
     def state_after(self, outputs) -> MnemosCache:
-        """The cache after exactly the tokens of `outputs.sequences`, row by row, without the padding behind the end of a row.
+        """The cache after exactly the tokens of `outputs.sequences`, without the padding after the end of a sequence.
 
-        outputs: from `generate(..., return_dict_in_generate=True)`. If no row was padded, one token is read; otherwise, and after
-        beam search, the rows are read again from the cache that `generate` started from.
+        outputs: from `generate(..., return_dict_in_generate=True)`. If no sequence was padded, one token is read; otherwise, and after
+        beam search, the sequences are read again from the cache that `generate` started from.
 
         >>> from mnemos.models import MnemosConfig, MnemosForCausalLM
         >>> model = MnemosForCausalLM(MnemosConfig(hidden_size=32, num_hidden_layers=1, layers="lmm", memory_heads=2))

@@ -81,7 +81,7 @@ def _check_range(ids: Tensor, wrong: Tensor, vocab_size: int, name: str, others:
         return
     row, column = wrong.nonzero()[0].tolist()
     raise ValueError(
-        f"token {ids[row, column].item()} in row {row}, position {column} of {name} is outside the model's vocabulary, "
+        f"token {ids[row, column].item()} in batch row {row}, position {column} of {name} is outside the model's vocabulary, "
         f"0 .. {vocab_size - 1}{others}: use the tokenizer that the model was trained with"
     )
 
@@ -94,5 +94,5 @@ class CheckedInputs:
         if ids is not None:
             check_ids(ids, self.config.vocab_size)  # ty: ignore[missing-attribute]
             if not ids.numel() and kwargs.get("inputs_embeds") is None:
-                raise ValueError(f"input_ids has shape {tuple(ids.shape)}: give at least one row and one token")
+                raise ValueError(f"input_ids has shape {tuple(ids.shape)}: give at least one sequence of one token")
         return super().generate(inputs, *args, **kwargs)  # ty: ignore[missing-attribute]

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
+from ..memory import NeuralMemory
+from ..nn import QKProjection
 from ..nn.linear import Linear
 from ..nn.norm import RMSNorm
 from .blocks import Block
@@ -182,7 +184,7 @@ class MnemosModel(MnemosPreTrainedModel):
         starts = None if position_ids is None else starts_from_position_ids(position_ids, mask, shape)
         if starts is not None and cache is not None:
             raise ValueError(
-                "position_ids begin again at 0 inside a row, which goes with a fresh start only, not with past_key_values"
+                "position_ids begin again at 0 inside a sequence, which cannot be combined with past_key_values"
             )
         return None if mask is None and starts is None else row_layout(mask, starts)
 
@@ -201,7 +203,7 @@ class MnemosModel(MnemosPreTrainedModel):
         """The cache with each row repeated, `rows` in all."""
         if rows % cache.batch:
             raise ValueError(
-                f"the cache has {cache.batch} rows, but the input has {rows}; see cache.select and cache.fork"
+                f"the cache has {cache.batch} batch rows, but the input has {rows}; see cache.select and cache.fork"
             )
         return cache.fork(rows // cache.batch)
 
@@ -281,6 +283,19 @@ class MnemosForCausalLM(MnemosPreTrainedModel, MnemosGenerationMixin):
             "hidden_states": found.hidden_states,
         }
         return CausalLMOutputWithPast(**outputs)
+
+    def decoder_layers(self) -> list[nn.Module]:
+        """The blocks, in order."""
+        return list(self.model.layers)
+
+    def memory_modules(self) -> dict[int, nn.Module]:
+        """Memory modules by layer index."""
+        return {
+            i: module
+            for i, block in enumerate(self.model.layers)
+            for module in block.modules()
+            if isinstance(module, NeuralMemory | QKProjection)
+        }
 
     def _loss(self, hidden: Tensor, labels: Tensor, layout: RowLayout | None, items: int | Tensor | None) -> Tensor:
         """hidden (R, L, D), labels (R, L) -> the mean loss. A row is one document, so no document predicts the next one."""

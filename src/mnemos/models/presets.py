@@ -1,6 +1,6 @@
-"""The models of the papers as rows of one table, and their sizes.
+"""The models of the papers as entries of one table, and their sizes.
 
-`names()` lists the rows, `config(name, size, **overrides)` returns the `MnemosConfig` of one, `count(config)` its number of parameters.
+`names()` lists them, `config(name, size, **overrides)` returns the `MnemosConfig` of one, `count(config)` its number of parameters.
 """
 
 from __future__ import annotations

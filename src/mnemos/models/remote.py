@@ -9,11 +9,21 @@ from pathlib import Path
 from ..atomic_io import write_text
 from .folder import read_object
 
+CLASSES = {  # model_type -> module of the package, and the class behind each of transformers' Auto classes
+    "mnemos": (
+        "mnemos.models",
+        {"AutoConfig": "MnemosConfig", "AutoModel": "MnemosModel", "AutoModelForCausalLM": "MnemosForCausalLM"},
+    ),
+    "mnemos_attached": (
+        "mnemos.attach",
+        {"AutoConfig": "AttachedModelConfig", "AutoModelForCausalLM": "AttachedForCausalLM"},
+    ),
+}
 REMOTE = '''"""Lets transformers find the models of the package mnemos, which must be installed (trust_remote_code=True)."""
 
-from mnemos.models import MnemosConfig, MnemosForCausalLM, MnemosModel
+from {module} import {names}
 
-__all__ = ["MnemosConfig", "MnemosForCausalLM", "MnemosModel"]
+__all__ = [{quoted}]
 '''
 
 
@@ -24,14 +34,14 @@ def add_remote_code(folder: str | os.PathLike) -> None:
     """
     folder = Path(folder)
     config = read_object(folder / "config.json")
-    if config.get("model_type") != "mnemos":
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in CLASSES:
         raise ValueError(
-            f"{folder} holds a model of type {config.get('model_type')!r}, but remote code is only for mnemos"
+            f"{folder} holds a model of type {kind!r}, but remote code is only for {' and '.join(CLASSES)}"
         )
-    config["auto_map"] = {
-        "AutoConfig": "mnemos_auto.MnemosConfig",
-        "AutoModel": "mnemos_auto.MnemosModel",
-        "AutoModelForCausalLM": "mnemos_auto.MnemosForCausalLM",
-    }
-    write_text(folder / "mnemos_auto.py", REMOTE)
+    module, classes = CLASSES[kind]
+    names = sorted(classes.values())
+    config["auto_map"] = {auto: f"mnemos_auto.{name}" for auto, name in classes.items()}
+    quoted = ", ".join(f'"{name}"' for name in names)
+    write_text(folder / "mnemos_auto.py", REMOTE.format(module=module, names=", ".join(names), quoted=quoted))
     write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")

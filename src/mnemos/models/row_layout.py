@@ -91,7 +91,7 @@ def starts_from_cu_seqlens(cu_seqlens: Tensor | list[int], shape: tuple[int, int
     bounds = cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) and cu_seqlens.dim() == 1 else None
     if bounds is None or cu_seqlens.is_floating_point() or shape[0] != 1:
         raise ValueError(
-            "cu_seqlens must be a whole-number vector [0, end of document 1, ..., T] for a batch of one row"
+            "cu_seqlens must be a whole-number vector [0, end of document 1, ..., T] for a batch of one sequence"
         )
     if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != shape[1] or any(a >= b for a, b in zip(bounds, bounds[1:])):
         raise ValueError(f"cu_seqlens must rise from 0 to T={shape[1]}, but is {bounds[:4]}...{bounds[-1:]}")

@@ -116,20 +116,7 @@ class TitansConfig(ForeignConfig):
         memory |= {
             ours: value for ours, value in (("key_dim", self.d_key), ("value_dim", self.d_value)) if value is not None
         }
-        fields: dict[str, Any] = {
-            "layers": self.block,
-            "hidden_size": self.d_model,
-            "num_hidden_layers": self.num_layers,
-            "vocab_size": self.vocab_size,
-            "num_attention_heads": self.num_heads,
-            "head_dim": self.d_head,
-            "segment_length": WINDOW if self.chunk_size is None else self.chunk_size,
-            "attention_window": WINDOW if self.window_size is None else self.window_size,
-            "num_persistent_tokens": self.num_persistent_tokens,
-            "intermediate_size": self.ffn_hidden_dim,
-            "dropout": self.dropout,
-            "initializer_range": self.init_std,
-        }
+        fields = _model_fields(self, self.d_model, self.num_heads)
         with renamed(TITANS_NAMES):
             fields["memory"] = memory | _hidden_width("memory_hidden_dim", self.memory_hidden_dim, self.d_model, memory)
             return MnemosConfig(**fields | overrides)
@@ -216,21 +203,8 @@ class AtlasConfig(ForeignConfig):
         with renamed(names):
             heads = max(1, width // 64) if self.num_heads is None else self.num_heads
             choices = self._memory(heads, window) | (memory or {})
-            fields: dict[str, Any] = {
-                "layers": self.block,
-                "hidden_size": width,
-                "num_hidden_layers": self.num_layers,
-                "vocab_size": self.vocab_size,
-                "num_attention_heads": heads,
-                "head_dim": self.d_head,
-                "segment_length": WINDOW if self.chunk_size is None else self.chunk_size,
-                "attention_window": WINDOW if self.window_size is None else self.window_size,
-                "num_persistent_tokens": self.num_persistent_tokens,
-                "intermediate_size": self.ffn_hidden_dim,
-                "dropout": self.dropout,
-                "initializer_range": self.init_std,
-                "memory": choices,
-            }
+            fields = _model_fields(self, width, heads)
+            fields["memory"] = choices
             return MnemosConfig(**fields | overrides)
 
     def _memory(self, heads: int, window: int) -> dict[str, Any]:
@@ -334,6 +308,24 @@ ATLAS_NAMES = {
 def monomials(degree: int) -> dict[str, Any]:
     """Choices of a memory over all monomials up to `degree`, with keys short enough for a few hundred of them."""
     return {"features": "monomials", "degree": degree, "key_dim": LIFTED.get(degree, 4)}
+
+
+def _model_fields(config: TitansConfig | AtlasConfig, width: int, heads: int) -> dict[str, Any]:
+    """The fields of a `MnemosConfig` outside the memory."""
+    return {
+        "layers": config.block,
+        "hidden_size": width,
+        "num_hidden_layers": config.num_layers,
+        "vocab_size": config.vocab_size,
+        "num_attention_heads": heads,
+        "head_dim": config.d_head,
+        "segment_length": WINDOW if config.chunk_size is None else config.chunk_size,
+        "attention_window": WINDOW if config.window_size is None else config.window_size,
+        "num_persistent_tokens": config.num_persistent_tokens,
+        "intermediate_size": config.ffn_hidden_dim,
+        "dropout": config.dropout,
+        "initializer_range": config.init_std,
+    }
 
 
 def _hidden_width(name: str, hidden: int | None, width: int, memory: dict[str, Any]) -> dict[str, float]:

@@ -54,10 +54,12 @@ class ForeignModel(MnemosForCausalLM):
         if not return_surprises:
             return super().forward(input_ids, *args, **kwargs)
         if len(args) > 1 or kwargs.get("position_ids") is not None or kwargs.get("cu_seqlens") is not None:
-            raise ValueError("return_surprises goes with whole rows alone, not with position_ids or cu_seqlens")
+            raise ValueError(
+                "return_surprises needs whole sequences, and cannot be combined with position_ids or cu_seqlens"
+            )
         mask = args[0] if args else kwargs.get("attention_mask")
         if mask is not None and not bool(mask.all()):
-            raise ValueError("return_surprises goes with whole rows alone, not with padding; read the rows one by one")
+            raise ValueError("return_surprises needs whole sequences without padding; read them one by one")
         begins = kwargs.get("past_key_values") is None
         with traced(self) as traces:
             out = super().forward(input_ids, *args, **kwargs)
