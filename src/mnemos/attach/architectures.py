@@ -48,10 +48,16 @@ def attention_name(config: PreTrainedConfig, target: str | None) -> str:
 def attention_modules(base: PreTrainedModel, target: str | None) -> list[nn.Module]:
     """The attention module of every decoder layer of `base`, in order."""
     name = attention_name(base.config, target)
+    return [getattr(layer, name) for layer in decoder_layers(base, target)]
+
+
+def decoder_layers(base: PreTrainedModel, target: str | None) -> list[nn.Module]:
+    """The decoder layers of `base`, in order."""
+    name = attention_name(base.config, target)
     depth = getattr(base.config, "num_hidden_layers", None)
     for module in base.modules():
         if isinstance(module, nn.ModuleList) and len(module) == depth and all(hasattr(m, name) for m in module):
-            return [getattr(layer, name) for layer in module]
+            return list(module)
     raise ValueError(
         f"{type(base).__name__} has no list of {depth} layers that each have a module {name!r}: set target to the name of theirs"
     )

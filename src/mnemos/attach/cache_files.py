@@ -88,7 +88,7 @@ def cache_from_contents(
     cache = model.new_cache()
     _fill_attention(path, cache, tensors, length, model)
     memory = model.attach_config.memory_config(model.base.config.hidden_size)
-    width, channels = memory.conv_width, sum(memory.splits)
+    width, channels = memory.conv_width, memory.conv_channels
     for i in layers:
         own = {k.removeprefix(f"memory.{i}."): tensors.pop(k) for k in list(tensors) if k.startswith(f"memory.{i}.")}
         where = f"{path}, memory of layer {i},"

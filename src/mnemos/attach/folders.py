@@ -10,6 +10,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+from ..models.remote import add_remote_code
 from .model import AttachedForCausalLM
 
 
@@ -54,6 +55,7 @@ def save_merged(model: AttachedForCausalLM, folder: str | os.PathLike, tokenizer
         )
     with whole_folder(folder) as part:
         model.save_pretrained(part)
+        add_remote_code(part)
         if tokenizer is not None:
             tokenizer.save_pretrained(part)
     return Path(folder)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,6 +38,19 @@ def add_lora(model: AttachedForCausalLM, options: dict[str, Any] | None = None, 
         ) from None
     model.lora = given
     return model
+
+
+@contextlib.contextmanager
+def without_lora(model: AttachedForCausalLM) -> Generator[None]:
+    """Inside the block the base computes without its LoRA maps, as before `add_lora`."""
+    mapped = [module for module in model.base.modules() if hasattr(module, "get_base_layer")]
+    for module in mapped:
+        module.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for module in mapped:
+            module.enable_adapters(True)
 
 
 def merge_lora(model: AttachedForCausalLM) -> AttachedForCausalLM:

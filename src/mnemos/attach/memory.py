@@ -87,6 +87,7 @@ def run(
     if switches.swaps and x.shape[0] < 2:
         raise ValueError("knock_out('swap') exchanges memories between rows: give a batch of two rows or more")
     q, k, v, tail = memory.project(x, state, mask, None)
+    opened = memory.read_gate(x, state, mask, None)
     turned = q.roll(1, 0) if switches.swaps else q  # row r is read with the queries of row r - 1
     if switches.writes:
         gates = memory.gates(x, state, mask, None)
@@ -94,7 +95,7 @@ def run(
     else:
         y = read(turned, state, memory.spec, memory.features)
     y = y.roll(-1, 0) if switches.swaps else y
-    y = memory._output(y, q, x)
+    y = memory._output(y if opened is None else y * opened.unsqueeze(-1), q, x)
     if mask is not None:
         y = y.masked_fill(~mask.unsqueeze(-1), 0.0)
     return y, dataclasses.replace(state, conv=tail)

