@@ -98,6 +98,18 @@ def test_the_panel_shows_the_reason_for_the_wait_then_losses_and_the_sample():
     assert "sample at step 4" in panel() and "so it[31m goes" in panel() and "and [bold]on" in panel()
 
 
+def test_without_a_terminal_a_line_has_the_reason_for_the_wait_and_another_its_end(capsys):
+    display = Display("a", 100, live=False)
+    display.start(0, slow_first_step(compiles=False, has_memory=True, device="cpu"))
+    assert capsys.readouterr().out == "the first step compiles C++ kernels, if this machine has none yet\n"
+    display.began -= 62.0
+    display.stepped(1)
+    display.stepped(2)
+    assert capsys.readouterr().out == "the first step is done after 1:02\n"
+    Display("b", 100, live=False).start(0)
+    assert capsys.readouterr().out == "waiting for the first step\n"
+
+
 def test_a_sample_is_shown_as_text_without_a_terminal(capsys):
     Display("a", 5, live=False).sample(3, "first line\nsecond \x1b[2Jline")
     assert capsys.readouterr().out == "sample at step 3:\n    first line\n    second [2Jline\n"

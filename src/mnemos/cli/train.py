@@ -11,6 +11,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 
 SHORT_FLAGS = {
+    "--base": "--base.model",
     "--preset": "--model.preset",
     "--size": "--model.size",
     "--data": "--data.sources",
@@ -76,6 +77,10 @@ def _dry_run(arguments: Sequence[str], processes: int) -> int:
     from ..train.estimate import estimate
 
     config, _ = read_arguments(arguments)
+    if config.base.model is not None:
+        raise ValueError(
+            "--dry-run measures models of presets: with --base, train with --steps 1 to see what a step needs"
+        )
     table = Table(title=f"{config.model.preset} {config.model.size} on {processes} device(s)", show_header=False)
     found = estimate(config, processes)
     for name, value in found.rows():
@@ -118,6 +123,8 @@ def read_arguments(arguments: Sequence[str]):
     for path in chosen["--config"]:
         config = merge(config, _fields(path))
     if resume is not None:
+        if chosen["--attach"]:
+            raise ValueError("--resume uses the memories of the run: leave out --attach")
         if any(chosen.values()):
             raise ValueError("--resume uses the settings of the run: leave out --recipe, --config and --match-size")
         path = Path(resume) if resume else _newest(rest, config.folder)
@@ -126,6 +133,8 @@ def read_arguments(arguments: Sequence[str]):
             raise ValueError(f"--resume {path}: there is no {path}/config.yaml")
         config = TrainConfig.load(path / "config.yaml")
         config.name, config.folder = path.name, str(path.parent)
+    for path in chosen["--attach"]:
+        config.base.attach = _mapping(path)
     before = dataclasses.replace(config.model)
     flags = {item.partition("=")[0] for item in rest}
     for name, other in EXCLUSIVE_LENGTHS.items():
@@ -135,6 +144,7 @@ def read_arguments(arguments: Sequence[str]):
         "Train a model. Later settings win: defaults, --recipe, --config FILE, flags.\n\n"
         "  mnemos train --preset titans-mag --recipe quick --name first\n"
         "  mnemos train --preset titans-mag --recipe quick --data my-notes/\n"
+        "  mnemos train --base FOLDER --attach FILE --data my-notes/\n"
         "  mnemos train --resume runs/first\n\n"
         "Recipes (--recipe NAME, repeatable):\n"
         + "\n".join(f"  {name}: {text}" for name, (text, _) in RECIPES.items())
@@ -142,6 +152,7 @@ def read_arguments(arguments: Sequence[str]):
         + "--dry-run [N] starts no run: it builds one block of each kind, and prints parameters, steps and memory on N devices.\n\n"
         + "--match-size OTHER sets the width of the feed-forward layers so that the model has as many parameters as OTHER: a preset\n"
         + "(transformer, or transformer:tiny), a run, a model's folder, or a number (10M).\n\n"
+        + "--base FOLDER trains memories attached to a pretrained model; --attach FILE holds the fields of AttachConfig in YAML.\n\n"
         + "Short forms: "
         + ", ".join(f"{short} for {full}" for short, full in SHORT_FLAGS.items())
         + ".\n\n--output-dir RUN is the folder of the run, --folder and --name in one (with --name: the parent folder)."
@@ -157,6 +168,8 @@ def read_arguments(arguments: Sequence[str]):
         raise ValueError(
             f"--resume uses the model of the run, {before.preset} {before.size}: leave out --preset, --size and --model.set"
         )
+    if chosen["--match-size"] and config.base.model is not None:
+        raise ValueError("--match-size sets the size of a model of presets: leave it out with --base")
     for target in chosen["--match-size"][-1:]:
         config.model = _matched(config, target)
     check_trackers(config.watch.trackers)
@@ -177,6 +190,19 @@ def _matched(config, target: str):
     return model
 
 
+def _mapping(path: str) -> dict:
+    """The names and values of a YAML file for --attach."""
+    from ..parsing import parse_yaml
+
+    try:
+        fields = parse_yaml(Path(path).read_text(encoding="utf-8"), "it")
+    except (OSError, ValueError) as broken:
+        raise ValueError(f"--attach {path} cannot be read: {getattr(broken, 'strerror', None) or broken}") from None
+    if not isinstance(fields, dict):
+        raise ValueError(f"--attach {path} must hold fields of AttachConfig, such as window: 256")
+    return fields
+
+
 def _fields(path: str) -> dict:
     """The fields of a config file only; fields that it lacks keep their values."""
     import yaml
@@ -188,9 +214,9 @@ def _fields(path: str) -> dict:
 
 
 def _take(arguments: Sequence[str]) -> tuple[list[str], dict[str, list[str]], str | None]:
-    """The arguments with long flags; the values of --recipe, --config and --match-size; the value of --resume ("" for none given)."""
+    """The arguments with long flags; the values of --recipe, --config, --attach and --match-size; the value of --resume ("" for none given)."""
     rest: list[str] = []
-    chosen: dict[str, list[str]] = {"--recipe": [], "--config": [], "--match-size": []}
+    chosen: dict[str, list[str]] = {"--recipe": [], "--config": [], "--attach": [], "--match-size": []}
     resume, items, place = None, list(arguments), None
     while items:
         flag, equals, value = items.pop(0).partition("=")

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .base_config import BaseConfig, DistillConfig
     from .config import (
         CheckpointConfig,
         LossConfig,
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
 
 _HOME = {
     "RECIPES": "recipes",
+    "BaseConfig": "base_config",
     "CheckpointConfig": "config",
+    "DistillConfig": "base_config",
     "LossConfig": "config",
     "ModelConfig": "config",
     "OptimConfig": "config",
@@ -50,7 +53,9 @@ _HOME = {
 
 __all__ = [
     "RECIPES",
+    "BaseConfig",
     "CheckpointConfig",
+    "DistillConfig",
     "LossConfig",
     "ModelConfig",
     "OptimConfig",

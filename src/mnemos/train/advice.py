@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from ..memory import MemorySpec
-from ..models import MnemosConfig, MnemosForCausalLM
+from ..models import MnemosConfig
 from .config import TrainConfig
-from .hooks import gates
+from .hooks import AnyModel, gates
 
 MIN_COMMITS = 4
 
 
-def advice(config: TrainConfig, model: MnemosForCausalLM) -> Iterator[str]:
+def advice(config: TrainConfig, model: AnyModel) -> Iterator[str]:
     """One sentence for each problem with the settings of a run."""
     if config.loss.polarisation and not gates(model):
         yield (
@@ -24,11 +25,11 @@ def advice(config: TrainConfig, model: MnemosForCausalLM) -> Iterator[str]:
         yield short
 
 
-def short_rows(config: TrainConfig, model: MnemosConfig) -> str | None:
+def short_rows(config: TrainConfig, model: Any) -> str | None:
     """`few_commits` of a run's rows; None if rows continue with the state of the previous ones."""
     if config.data.carry_state:
         return None
-    return few_commits(model, config.data.seq_len, "use --seq-len {length}, --carry-state or --model.set {smaller}")
+    return few_commits(model, config.data.seq_len, config.subject.remedies)
 
 
 def few_commits(model: MnemosConfig, length: int, remedies: str) -> str | None:

@@ -7,7 +7,7 @@ import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import yaml
 
@@ -15,6 +15,8 @@ from ..atomic_io import write_text
 from ..data import DataConfig
 from ..deprecation import renamed_fields
 from ..parsing import parse_yaml
+from . import base_config
+from .base_config import BaseConfig, DistillConfig, check_base
 from .config_io import build, check_choices, plain, under_new_names, whole
 from .telemetry import check_trackers
 
@@ -35,7 +37,7 @@ LEAST = {  # integers, and the smallest value of each
     "parallel.shard": 0,
     "schedule.finish_chunk": 1,
     "loss.polarisation_warmup": 0,
-}
+} | base_config.LEAST
 RANGES = {  # half-open ranges
     "optim.betas": (0, 1),
     "optim.momentum": (0, 1),
@@ -53,7 +55,7 @@ RANGES = {  # half-open ranges
     "loss.memory_dropout": (0, 1),
     "checkpoint.spike": (0, math.inf),
     "checkpoint.rollback_lr": (0, math.inf),
-}
+} | base_config.RANGES
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, the compute-optimal ratio
 
 
@@ -67,6 +69,13 @@ class ModelConfig:
     """a size of `mnemos presets`"""
     set: tuple[str, ...] = ()
     """fields of the model's config as name=value: attention_window=128 attention_conv_width=4 memory_depth=3 memory_layers=[]"""
+
+    remedies: ClassVar[str] = "use --seq-len {length}, --carry-state or --model.set {smaller}"
+
+    @property
+    def title(self) -> str:
+        """Preset and size."""
+        return f"{self.preset} {self.size}"
 
     def overrides(self) -> dict[str, Any]:
         """The fields of `set`; values are parsed as YAML.
@@ -213,6 +222,8 @@ class TrainConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     watch: WatchConfig = field(default_factory=WatchConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    base: BaseConfig = field(default_factory=BaseConfig)
+    distill: DistillConfig = field(default_factory=DistillConfig)
     name: str | None = None
     """folder of the run (None: preset and size, with a number if taken)"""
     folder: str = "runs"
@@ -262,6 +273,7 @@ class TrainConfig:
             raise ValueError("carry_state and gradient_checkpointing cannot be combined: choose one")
         if self.compile and (self.loss.polarisation or self.loss.memory_dropout):
             raise ValueError("compile cannot be combined with loss.polarisation or loss.memory_dropout: choose one")
+        check_base(self, ModelConfig())
 
     def _check_length(self) -> None:
         if self.steps is not None and self.tokens is not None:
@@ -295,6 +307,16 @@ class TrainConfig:
         if budget < 1:
             raise ValueError(f"tokens={self.tokens!r} must be a number such as 200M or 15B, or chinchilla")
         return budget
+
+    @property
+    def subject(self) -> ModelConfig | BaseConfig:
+        """The part that names the model to train."""
+        return self.model if self.base.model is None else self.base
+
+    @property
+    def title(self) -> str:
+        """The model to train, in words."""
+        return self.subject.title
 
     @property
     def tokens_per_step(self) -> int:

@@ -16,7 +16,7 @@ SPARKS = "▁▂▃▄▅▆▇█"
 class Display:
     """Shows the latest metrics: a live panel, or occasional lines if `live` is False or there is no terminal.
 
-    The panel appears before the first step, with the reason for the wait. Time left is known from the second step on: the first one
+    The panel, or a line, appears before the first step, with the reason for the wait. Time left is known from the second step on: the first one
     compiles, and would make it far too long.
     """
 
@@ -45,14 +45,16 @@ class Display:
         self.numbers["step"] = step
         if self.live is not None:
             self.live.start()
-        elif waiting:
-            self.say(waiting)
+        else:
+            self.say(self.waiting)
 
     def stepped(self, step: int) -> None:
         """A step is done. The first one ends the wait."""
         self.numbers["step"] = step
         if self.first is None:
             self.first, self.waiting = (step, time.perf_counter()), None
+            if self.live is None:
+                self.say(f"the first step is done after {clock(self.first[1] - self.began)}")
 
     def update(self, step: int, numbers: dict[str, Any]) -> None:
         """New numbers of a step."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -11,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..models import MnemosForCausalLM
 from .config import ParallelConfig
+from .hooks import AnyModel
 
 
 @dataclass
@@ -97,9 +98,12 @@ def open_world(device: str = "auto") -> World:
 
 
 class Spread:
-    """A model sharded or replicated over processes. `call` runs forward, `model` holds the parameters."""
+    """A model sharded or replicated over processes. `call` runs forward, `model` holds the parameters.
 
-    def __init__(self, model: MnemosForCausalLM, world: World, config: ParallelConfig):
+    shards: the modules that FSDP gathers one at a time, inner ones first.
+    """
+
+    def __init__(self, model: AnyModel, world: World, config: ParallelConfig, shards: Iterable[nn.Module]):
         self.model, self.world = model, world
         self.strategy = "none" if world.size == 1 else "fsdp" if config.strategy == "auto" else config.strategy
         self.call: nn.Module = model
@@ -107,9 +111,9 @@ class Spread:
             devices = [world.device.index] if world.device.type == "cuda" else None
             self.call = nn.parallel.DistributedDataParallel(model, device_ids=devices)
         elif self.strategy in ("fsdp", "hybrid"):
-            self._shard(config)
+            self._shard(config, shards)
 
-    def _shard(self, config: ParallelConfig) -> None:
+    def _shard(self, config: ParallelConfig, shards: Iterable[nn.Module]) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
@@ -121,8 +125,8 @@ class Spread:
             if size % shard:
                 raise ValueError(f"parallel.shard={shard} must divide the {size} processes")
             mesh = init_device_mesh(kind, (size // shard, shard), mesh_dim_names=("copy", "shard"))
-        for block in self.model.model.layers:
-            fully_shard(block, mesh=mesh)
+        for module in shards:
+            fully_shard(module, mesh=mesh)
         fully_shard(self.model, mesh=mesh)
 
     def syncing(self, last: bool) -> AbstractContextManager:

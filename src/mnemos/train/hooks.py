@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 import torch
 from torch import Tensor, nn
@@ -17,24 +17,23 @@ from ..memory import NeuralMemory
 from ..models import MnemosForCausalLM
 from ..models.gate import TokenGate
 from ..models.mac import Retrieval
-from ..nn import QKProjection
+
+if TYPE_CHECKING:
+    from ..attach import AttachedForCausalLM
+
+AnyModel: TypeAlias = Union[MnemosForCausalLM, "AttachedForCausalLM"]
 
 
-def memories(model: MnemosForCausalLM) -> dict[int, nn.Module]:
+def memories(model: AnyModel) -> dict[int, nn.Module]:
     """Memory modules by layer index."""
-    return {
-        i: module
-        for i, block in enumerate(_layers(model))
-        for module in block.modules()
-        if isinstance(module, NeuralMemory | QKProjection)
-    }
+    return model.memory_modules()
 
 
-def gates(model: MnemosForCausalLM) -> dict[int, TokenGate]:
+def gates(model: AnyModel) -> dict[int, TokenGate]:
     """Gates between attention and memory that have one value per token, by layer index."""
     return {
         i: module
-        for i, block in enumerate(_layers(model))
+        for i, block in enumerate(model.decoder_layers())
         for module in block.modules()
         if isinstance(module, TokenGate)
     }
@@ -43,7 +42,7 @@ def gates(model: MnemosForCausalLM) -> dict[int, TokenGate]:
 class GateWatch:
     """Records the gates of the last forward pass, with their graph: layer -> (B, T, H) in [0, 1]."""
 
-    def __init__(self, model: MnemosForCausalLM):
+    def __init__(self, model: AnyModel):
         self.values: dict[int, Tensor] = {}
         self._handles = [gate.linear.register_forward_hook(self._keep(i, gate)) for i, gate in gates(model).items()]
 
@@ -67,7 +66,7 @@ class MemoryDropout:
     Outputs are not rescaled. With gate_mode "product" a memory that is off turns the whole block off; use "convex" or "additive".
     """
 
-    def __init__(self, model: MnemosForCausalLM, share: float):
+    def __init__(self, model: AnyModel, share: float):
         for memory in memories(model).values() if share else ():
             memory.register_forward_hook(self._hook)
         self.share = share
@@ -81,7 +80,7 @@ class MemoryDropout:
 
 
 @contextlib.contextmanager
-def memory_off(model: MnemosForCausalLM) -> Generator[None]:
+def memory_off(model: AnyModel) -> Generator[None]:
     """Memory off: inside the block, the output of every memory is 0, and so is the context that MAC retrieves from it."""
     handles = [
         memory.register_forward_hook(lambda module, inputs, output: (torch.zeros_like(output[0]), *output[1:]))
@@ -99,18 +98,18 @@ def memory_off(model: MnemosForCausalLM) -> Generator[None]:
             handle.remove()
 
 
-def compile_blocks(model: MnemosForCausalLM) -> None:
+def compile_blocks(model: AnyModel) -> None:
     """torch.compile for every block, except its memory, which runs eagerly.
 
     Tracing unrolls a memory chunk by chunk: compiling takes minutes, and the CPU kernel is lost.
     """
     for memory in memories(model).values():
         memory.forward = torch.compiler.disable(memory.forward)
-    for block in _layers(model):
+    for block in model.decoder_layers():
         block.compile()
 
 
-def set_chunk_size(model: MnemosForCausalLM, size: int) -> None:
+def set_chunk_size(model: AnyModel, size: int) -> None:
     """Change the memory's chunk size on a live model and in its config, so that a saved model matches the trained one.
 
     The upper bound of the inner learning rate, the initial momentum and the scale of the initial weights, whose defaults depend on the chunk size, keep their values.
@@ -133,12 +132,8 @@ def set_chunk_size(model: MnemosForCausalLM, size: int) -> None:
         commit = next(c for c in range(min(commit, size), 0, -1) if size % c == 0)
     changed: dict[str, Any] = {"chunk_size": size, "commit_every": commit, "momentum_init": old.initial_momentum}
     changed |= {"max_lr": old.effective_max_lr, "w0_scale": old.effective_w0_scale}
-    config.memory = dict(config.memory or {}) | changed
+    config.change_memory(changed)
     new = dataclasses.replace(old, **changed)
     for memory in memories(model).values():
         if isinstance(memory, NeuralMemory):
             memory.config, memory.spec, memory.gating.config = new, new.spec, new
-
-
-def _layers(model: MnemosForCausalLM):
-    return model.model.layers

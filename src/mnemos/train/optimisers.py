@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable
 from typing import Any
 
 import torch
@@ -28,15 +28,21 @@ UNDECAYED = (
 class Optimisers:
     """One optimiser, or muon and adamw side by side, with one learning-rate factor for both.
 
+    gates: names of parameters with a rate of their own, `gate_lr_scale` times that of adamw, and the further factor `gate_factor`.
+
     >>> optimisers = Optimisers(nn.Linear(4, 4), OptimConfig(name="adamw", lr=1e-3))
     >>> optimisers.set_factor(0.5)
     >>> optimisers.lr
     0.0005
     """
 
-    def __init__(self, model: nn.Module, config: OptimConfig):
+    def __init__(self, model: nn.Module, config: OptimConfig, gates: Collection[str] = (), gate_lr_scale: float = 1.0):
         self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        matrices, groups = _groups(self.named, config)
+        matrices, groups = _groups({name: p for name, p in self.named.items() if name not in gates}, config)
+        self.gate_factor = 1.0
+        if gates:
+            alone = [p for name, p in self.named.items() if name in gates]
+            groups.append({"params": alone, "lr": config.lr * gate_lr_scale, "weight_decay": 0.0, "is_gate": True})
         self.all: list[torch.optim.Optimizer] = []
         if groups:
             self.all.append(torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=1e-8))
@@ -59,7 +65,7 @@ class Optimisers:
     def set_factor(self, factor: float) -> None:
         for optimiser, peaks in zip(self.all, self.peaks):
             for group, peak in zip(optimiser.param_groups, peaks):
-                group["lr"] = peak * factor
+                group["lr"] = peak * factor * (self.gate_factor if group.get("is_gate") else 1.0)
 
     def step(self) -> None:
         for optimiser in self.all:
@@ -142,7 +148,8 @@ def split_parameters(
     matrices, decayed, plain = [], [], []
     for name, p in named:
         matrix = p.dim() == 2 and not any(word in name for word in UNDECAYED)
-        if muon and matrix and ".layers." in name and min(p.shape) > 1 and ".conv." not in name:
+        inside = ".layers." in name or name.startswith("memories.")
+        if muon and matrix and inside and min(p.shape) > 1 and ".conv." not in name:
             matrices.append(p)
         elif matrix:
             decayed.append(p)

@@ -18,10 +18,8 @@ from torch import Tensor
 from ..memory import MemoryState, NeuralMemory, measure_vitality, relearning
 from ..memory.freeze import frozen_memory, has_memory
 from ..memory.vitality import lowest_rank
-from ..models import MnemosForCausalLM
 from ..models.cache import MnemosCache
-from ..models.mixer import BLOCKS
-from .hooks import GateWatch, memories
+from .hooks import AnyModel, GateWatch, memories
 
 Stats = dict[str, float]
 
@@ -45,7 +43,7 @@ def gate_statistics(g: Tensor) -> Stats:
 
 
 @torch.no_grad()
-def look_inside(model: MnemosForCausalLM, call, batch: dict[str, Tensor]) -> dict[str, dict[str, Any]]:
+def look_inside(model: AnyModel, call, batch: dict[str, Tensor]) -> dict[str, dict[str, Any]]:
     """Statistics of one forward pass over a batch, by layer.
 
     gate: the mix of attention and memory (with "convex" 1 is attention alone, with "additive" 1 is all of the memory).
@@ -75,7 +73,7 @@ def look_inside(model: MnemosForCausalLM, call, batch: dict[str, Tensor]) -> dic
 
 
 def _memory_numbers(memory: NeuralMemory, x: Tensor, state: MemoryState | None) -> dict[str, Any]:
-    gates = memory.gating(x)
+    gates = memory.gates(x, state or memory.initial_state(x.shape[0]), None, None)
     ceiling = memory.config.effective_max_lr
     numbers: dict[str, Any] = {"lr": gate_statistics(gates.lr / ceiling)}
     for name, g in (("momentum", gates.momentum), ("retain", gates.retain), ("token", gates.gate)):
@@ -111,7 +109,7 @@ def carried_ranks(cache: MnemosCache) -> dict[str, Stats]:
 
 
 @torch.no_grad()
-def learning_gain(model: MnemosForCausalLM, call, batches: Iterable[dict[str, Tensor]], world) -> Stats | None:
+def learning_gain(model: AnyModel, call, batches: Iterable[dict[str, Tensor]], world) -> Stats | None:
     """The gain from learning at test time: perplexity with writes on, relative to perplexity with writes off.
 
     perplexity, perplexity_frozen: of the tokens beyond the attention window (of all tokens, if the model has no window), with memories that
@@ -120,7 +118,7 @@ def learning_gain(model: MnemosForCausalLM, call, batches: Iterable[dict[str, Te
     """
     if not has_memory(model):
         return None
-    window = max(BLOCKS[kind].attention_span(model.config) or 0 for kind in set(model.config.blocks))
+    window = model.config.longest_attention
     totals = {"learning": 0.0, "frozen": 0.0}
     count = 0.0
     for batch in batches:

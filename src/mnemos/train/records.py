@@ -36,7 +36,7 @@ class Run:
         memory = checked.get("memory")
         return {
             "name": self.name,
-            "model": f"{self.config.model.preset} {self.config.model.size}",
+            "model": self.config.title,
             "step": last.get("step", 0),
             "loss": last.get("loss"),
             "val_loss": checked.get("val_loss"),

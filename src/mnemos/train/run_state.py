@@ -11,15 +11,14 @@ from typing import Any
 
 from torch import Tensor
 
-from ..models import MnemosForCausalLM
 from .checkpoints import Checkpoints, Contents
 from .config import TrainConfig
 from .distributed import World
 from .divergence import DivergenceGuard
-from .hooks import set_chunk_size
+from .hooks import AnyModel, set_chunk_size
+from .model_source import ModelSource
 from .optimisers import Optimisers
 from .randomness import random_state, set_random_state
-from .runs import model_tensors
 from .tbptt import CarriedState
 
 
@@ -42,23 +41,25 @@ class RunState:
         self,
         config: TrainConfig,
         world: World,
-        model: MnemosForCausalLM,
+        source: ModelSource,
+        model: AnyModel,
         optimisers: Optimisers,
         data: Any,
         carried: CarriedState,
         checkpoints: Checkpoints,
     ):
-        self.config, self.world, self.model, self.data = config, world, model, data
+        self.config, self.world, self.source, self.model, self.data = config, world, source, model, data
         self.optimisers, self.carried, self.checkpoints = optimisers, carried, checkpoints
-        self.average = {name: p.detach().clone() for name, p in model.named_parameters()} if config.optim.ema else {}
+        averaged = source.parameters(model) if config.optim.ema else {}
+        self.average = {name: p.detach().clone() for name, p in averaged.items()}
 
     def update_average(self) -> None:
-        for name, p in self.model.named_parameters() if self.average else ():
+        for name, p in self.source.parameters(self.model).items() if self.average else ():
             self.average[name].lerp_(p.detach(), 1 - self.config.optim.ema)
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors that may be sharded over processes, by name and without copies: weights, optimiser, average."""
-        named = model_tensors(self.model, "model")
+        named = self.source.tensors(self.model, "model")
         named |= {f"optim.{name}": x for name, x in self.optimisers.tensors().items()}
         return named | {f"average.{name}": x for name, x in self.average.items()}
 
@@ -121,7 +122,7 @@ class RunState:
     def _take(self, progress: RunProgress, state: dict[str, Any]) -> None:
         progress.step, progress.tokens, progress.val_loss = state["step"], state["tokens"], state["val_loss"]
         progress.best, progress.new_best = math.inf if state["best"] is None else state["best"], False
-        size = (state["model"].get("memory") or {}).get("chunk_size")
+        size = self.source.chunk_size(state["model"])
         if size is not None:
             set_chunk_size(self.model, size)
 

@@ -6,7 +6,6 @@ runs/<name>/config.yaml  metrics.jsonl  best.json  samples.jsonl  abandoned.json
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import glob
 import os
 import shutil
@@ -14,12 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from filelock import BaseFileLock, FileLock, Timeout
 
-from ..atomic_io import part_of, write_text
-from ..deprecation import old_names
-from .checkpoints import checkpoint_steps, problem_of, read_tensors_into, tensor_shapes
+from ..atomic_io import part_of
+from .checkpoints import checkpoint_steps, problem_of
 from .config import TrainConfig
 from .distributed import World
 from .ownership import check_name, check_own, check_records, clear_run, remove_leftovers
@@ -58,7 +55,7 @@ def prepare_folder(config: TrainConfig, world: World, resume: bool, tokenizer) -
     if world.first:
         try:
             if config.name is None:
-                config.name = _claim(Path(config.folder), f"{config.model.preset}-{config.model.size}")
+                config.name = _claim(Path(config.folder), config.title.replace(" ", "-"))
             check_name(config.name)
             path = Path(config.folder) / config.name
             check_own(path)  # before the lock, which creates a file
@@ -171,50 +168,31 @@ def saved_model_config(config: TrainConfig) -> dict[str, Any] | None:
     return model if isinstance(model, dict) else None
 
 
-def saved_choices(config: TrainConfig) -> dict[str, Any]:
-    """What a run to resume keeps of its model although presets may have changed since; {} without a checkpoint."""
-    from ..memory import NeuralMemoryConfig
-    from ..models import MnemosConfig
-
-    model = saved_model_config(config)
-    if model is None:
-        return {}
-    saved, given, renamed = MnemosConfig.from_dict(model), config.model.overrides(), old_names(NeuralMemoryConfig)
-    chosen = {name.removeprefix("memory_") for name in [*given, *(given.get("memory") or {})]}
-    changed = {"dim", *chosen, *(renamed.get(name, name) for name in chosen)}
-    memory = dataclasses.asdict(saved.memory_config) if saved.has_memory else {}
-    kept = {f"memory_{name}": value for name, value in memory.items() if name not in changed}
-    return {"attention_conv_width": saved.attention_conv_width} | kept
-
-
 def load_model(run: str | os.PathLike, checkpoint: str = "best", average: bool = False, allow_missing: bool = False):
     """The model of a run's checkpoint, unsharded and in evaluation mode, for any number of processes that wrote it.
 
     average: load the average of the weights, for runs with optim.ema. allow_missing: initialise tensors that the checkpoint lacks as in
     a new model; without it, a checkpoint that is incomplete, not finite or inconsistent with its config raises a ValueError.
     """
-    from ..models import MnemosConfig, MnemosForCausalLM
-    from ..models.folder import check_finite, check_shapes, read_object
+    return _open(run, checkpoint, average, allow_missing)[1]
+
+
+def _open(run: str | os.PathLike, checkpoint: str, average: bool, allow_missing: bool):
+    """The kind of a run's model, and the model of a checkpoint."""
+    from ..models.folder import read_object
+    from .model_sources import saved_source
 
     path = find_checkpoint(run, checkpoint)
     state = read_object(path / "state.json")
     try:
-        config, ema = MnemosConfig.from_dict(state["model"]), average and state["config"]["optim"]["ema"]
+        source, ema = saved_source(state["model"]), average and state["config"]["optim"]["ema"]
+        described = source.describe(state)
     except (KeyError, TypeError, AttributeError) as wrong:
         raise ValueError(f"{path / 'state.json'} does not describe a model: {wrong!r}") from None
     if average and not ema:
         raise ValueError(f"{run} has no average of its weights: it was trained with optim.ema=0")
-    prefix, found = "average" if average else "model", tensor_shapes(path)
-    with torch.device("meta"):
-        model = MnemosForCausalLM(config)
-    shapes = {name: tuple(x.shape) for name, x in (model_tensors(model, prefix) | buffers(model)).items()}
-    own = {name: x for name, x in found.items() if name in shapes or name.startswith(f"{prefix}.")}
-    check_shapes(str(path), shapes, own, allow_missing)  # before memory of that size is allocated
-    model = MnemosForCausalLM(config).eval()
-    tensors = model_tensors(model, prefix) | buffers(model)
-    read_tensors_into(path, {name: x for name, x in tensors.items() if name in found})
-    check_finite(str(path), model)
-    return model
+    prefix = "average" if average else "model"
+    return source, source.load(Path(run), path, described, prefix, allow_missing)
 
 
 def load_tokenizer(run: str | os.PathLike):
@@ -231,28 +209,24 @@ def export(
     average: bool = False,
     allow_missing: bool = False,
 ) -> Path:
-    """Write a transformers folder, atomically: config with use_cache, safetensors weights, tokenizer, model card."""
+    """Write a folder, atomically: config with use_cache, safetensors weights, tokenizer and model card, which transformers opens.
+
+    Of a run with a base: the adapter and its card, without the base.
+    """
     import uuid
 
-    from ..models.remote import add_remote_code
     from .files import sync_folder
-    from .model_card import model_card
 
     out = Path(out)
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         raise ValueError(f"{out} exists already and is not empty; choose another folder")
-    model = load_model(run, checkpoint, average, allow_missing)
+    source, model = _open(run, checkpoint, average, allow_missing)
     out.parent.mkdir(parents=True, exist_ok=True)
     _remove_stale_exports(out)
     part = out.with_name(f".{out.name}.{uuid.uuid4().hex[:16]}.part")
     try:
-        model.config.use_cache = True
-        model.save_pretrained(part)
-        add_remote_code(part)
-        for file in (Path(run) / "tokenizer").glob("*"):
-            if file.is_file():
-                shutil.copy(file, part / file.name)
-        write_text(part / "README.md", model_card(run, find_checkpoint(run, checkpoint), model, average))
+        part.mkdir()
+        source.write(model, part, Path(run), find_checkpoint(run, checkpoint), average)
         sync_folder(part, files=True)
         if out.exists():
             out.rmdir()
@@ -273,14 +247,3 @@ def _remove_stale_exports(out: Path) -> None:
                     file.is_file() for file in part.iterdir()
                 ):
                     shutil.rmtree(part)
-
-
-def model_tensors(model, prefix: str) -> dict[str, torch.Tensor]:
-    """A model's parameters by name, without copies; and its buffers if the prefix is "model"."""
-    named = {f"{prefix}.{name}": p.detach() for name, p in model.named_parameters()}
-    return named | buffers(model) if prefix == "model" else named
-
-
-def buffers(model) -> dict[str, torch.Tensor]:
-    known = model.state_dict().keys()
-    return {f"model.{name}": b for name, b in model.named_buffers() if name in known}

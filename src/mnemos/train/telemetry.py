@@ -21,7 +21,7 @@ from ..choices import unknown
 if TYPE_CHECKING:
     import torch
 
-    from ..memory import MemorySpec
+    from ..memory import MemorySpec, NeuralMemoryConfig
 
 
 class Tracker(Protocol):
@@ -304,7 +304,6 @@ def flops_per_token(model, length: int) -> float:
     """Model FLOPs per token in training: 6 per weight that multiplies it, 12 per attended key and channel, and for a memory of M fast
     weights 24 M (forward, error, gradient and read, 2 M each, and twice that in the backward pass), plus 6 M if its initial weights are
     read too. Muon: also three times its Newton–Schulz steps, once per commit."""
-    from ..memory.rules import Muon
     from ..models.mixer import BLOCKS
 
     config = model.config
@@ -313,14 +312,26 @@ def flops_per_token(model, length: int) -> float:
     for kind in config.blocks:
         span = BLOCKS[kind].attention_span(config)
         if span != 0:
-            seen = length / 2 if span is None else min(length, span)
-            total += 12 * seen * config.num_attention_heads * config.attention_head_dim
+            total += attention_flops(span, length, config.num_attention_heads, config.attention_head_dim)
         if BLOCKS[kind].has_memory:
-            memory = config.memory_config
-            fast = memory.head_count * sum(a * b for a, b in memory.spec.shapes)
-            total += (30 if memory.has_w0_branch else 24) * fast
-            if isinstance(memory.spec.update_rule, Muon):
-                total += 3 * memory.head_count * _commit_flops(memory.spec) / memory.spec.commit
+            total += memory_flops(config.memory_config)
+    return total
+
+
+def attention_flops(span: int | None, length: int, heads: int, dim: int) -> float:
+    """FLOPs per token of one attention layer in training, without its linear maps. span: its window; None: full attention."""
+    seen = length / 2 if span is None else min(length, span)
+    return 12 * seen * heads * dim
+
+
+def memory_flops(memory: NeuralMemoryConfig) -> float:
+    """FLOPs per token of one memory in training, without its linear maps."""
+    from ..memory.rules import Muon
+
+    fast = memory.head_count * sum(a * b for a, b in memory.spec.shapes)
+    total: float = (30 if memory.has_w0_branch else 24) * fast
+    if isinstance(memory.spec.update_rule, Muon):
+        total += 3 * memory.head_count * _commit_flops(memory.spec) / memory.spec.commit
     return total
 
 

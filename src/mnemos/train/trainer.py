@@ -15,7 +15,6 @@ from typing import Any
 
 from torch import Tensor
 
-from ..models import MnemosConfig, MnemosForCausalLM, presets
 from .advice import advice
 from .checkpoints import Checkpoints
 from .config import TrainConfig
@@ -24,10 +23,10 @@ from .distributed import Spread, World, open_world
 from .divergence import TrainingFailed
 from .hooks import MemoryDropout, compile_blocks, set_chunk_size
 from .loop import Loop, Outcome, Verdict
-from .optimisers import Optimisers
+from .model_sources import model_source
 from .randomness import seed_everything
 from .run_state import RunProgress, RunState
-from .runs import check_folder, prepare_folder, saved_choices
+from .runs import check_folder, prepare_folder, saved_model_config
 from .schedules import chunk_size, lr_factor, polarisation
 from .step import Stepper, StepResult
 from .tbptt import CarriedState
@@ -36,7 +35,6 @@ from .telemetry import (
     Speed,
     check_trackers,
     cut_after,
-    flops_per_token,
     open_tracker,
     read_lines,
     read_metrics,
@@ -84,22 +82,27 @@ class Trainer:
         check_folder(config, resume)
         # a wrong tracker or model config raises before hours of reading data
         check_trackers(config.watch.trackers)
-        presets.config(config.model.preset, config.model.size, **config.model.overrides())
+        self.source = model_source(config)
+        self.source.check()
         if data is None:
             from ..data import open_data
 
             data = open_data(config.data, seed=config.seed, rank=self.world.rank, world_size=self.world.size)
         self.data = data
         seed_everything(config.seed)
-        self.model = MnemosForCausalLM(self._model_config()).to(self.world.device).train()
-        self.size = sum(p.numel() for p in self.model.parameters())
+        saved = saved_model_config(config) if resume else None
+        self.model = self.source.build(data, saved).to(self.world.device).train()
+        self.size = sum(p.numel() for p in self.source.parameters(self.model).values())
         self.total = config.total_steps(self.size)
         self.path, self._lock = prepare_folder(config, self.world, resume, data.tokenizer)
-        self.speed = Speed(self.world.device, flops_per_token(self.model, config.data.seq_len), config.dtype)
+        self.speed = Speed(
+            self.world.device, self.source.flops_per_token(self.model, config.data.seq_len), config.dtype
+        )
         self._prepare_model()
         self.progress, carried = RunProgress(), CarriedState()
-        self.optimisers = Optimisers(self.model, config.optim)
-        self.stepper = Stepper(self.spread, config, iter(data.train), carried)
+        self.optimisers = self.source.optimisers(self.model)
+        distillation = self.source.distillation(self.model)
+        self.stepper = Stepper(self.spread, config, iter(data.train), carried, distillation)
         self.loop = Loop(
             self.optimisers,
             self._batches,
@@ -118,22 +121,14 @@ class Trainer:
         self.checkpoints = Checkpoints(
             self.path / "checkpoints", self.world, settings.keep_last, settings.asynchronous, self.say
         )
-        self.run_state = RunState(config, self.world, self.model, self.optimisers, data, carried, self.checkpoints)
+        self.run_state = RunState(
+            config, self.world, self.source, self.model, self.optimisers, data, carried, self.checkpoints
+        )
         self.metrics: Metrics | None = None
         self._unwritten: list[str] = []
         self._stop: str | None = None
         self._recorded: set[str] = set()
         seed_everything(config.seed + self.world.rank)  # processes share the initial weights, not the dropout masks
-
-    def _model_config(self) -> MnemosConfig:
-        model, data = self.config.model, self.data
-        overrides = model.overrides()
-        vocabulary = overrides.setdefault("vocab_size", data.vocab_size)
-        if vocabulary < data.vocab_size:
-            raise ValueError(f"vocab_size={vocabulary} is too small for the tokenizer's {data.vocab_size} tokens")
-        eos = getattr(data.tokenizer, "eos_token_id", None)
-        kept = saved_choices(self.config) if self.resume else {}
-        return presets.config(model.preset, model.size, **{"eos_token_id": eos} | kept | overrides)
 
     def _prepare_model(self) -> None:
         config = self.config
@@ -142,7 +137,7 @@ class Trainer:
         MemoryDropout(self.model, config.loss.memory_dropout)
         if config.compile:
             compile_blocks(self.model)
-        self.spread = Spread(self.model, self.world, config.parallel)
+        self.spread = Spread(self.model, self.world, config.parallel, self.source.shards(self.model))
 
     # ---- the run
 
@@ -215,6 +210,7 @@ class Trainer:
 
     def _batches(self, step: int) -> list[dict[str, Tensor]]:
         self._set_chunk(step)
+        self.optimisers.gate_factor = self.source.gate_factor(step, self.total)
         return self.stepper.begin(polarisation(self.config.loss, step, self.total), self._stop is not None)
 
     def _lr_factor(self, step: int) -> float:
@@ -301,10 +297,10 @@ class Trainer:
         config, report = self.config, getattr(self.data, "report", None)
         place = "one process" if self.world.size == 1 else f"{self.world.size} processes ({self.spread.strategy})"
         self.say(
-            f"{config.model.preset} {config.model.size}: {self.size:,} parameters, {self.total:,} steps of "
+            f"{config.title}: {self.size:,} parameters, {self.total:,} steps of "
             f"{config.tokens_per_step:,} tokens, {place} on {self.world.device.type}, into {self.path}"
         )
-        for sentence in advice(config, self.model):
+        for sentence in (*self.source.notes(self.model), *advice(config, self.model)):
             self.say(sentence)
         if hasattr(report, "why_skipped"):
             left_out = report.why_skipped()
@@ -330,6 +326,8 @@ class Trainer:
         }
         if strength:
             numbers |= {"polarisation": result.polarisation, "polarisation_lambda": strength}
+        if self.stepper.distillation is not None:
+            numbers["distillation"] = result.distillation
         numbers |= self.speed.look()
         numbers["seconds_left"] = self.display.time_left(self.progress.step)
         self._log("train", **numbers)

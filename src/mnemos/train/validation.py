@@ -74,7 +74,7 @@ class Validator:
 
     def _average_loss(self, average: dict[str, Tensor]) -> float:
         """Held-out loss of the averaged weights, which temporarily replace the live ones."""
-        named = dict(self.model.named_parameters())
+        named = {name: p for name, p in self.model.named_parameters() if name in average}
         live = {name: p.detach().clone() for name, p in named.items()}
         _copy(average, named)
         try:
