@@ -100,6 +100,13 @@ def sse(text: str) -> list[dict]:
     return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
+def wait_for(condition, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 class Zygote:
     """A process with everything imported, from which servers are forked: a new server takes milliseconds."""
 

@@ -9,6 +9,7 @@ import random
 import signal
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -247,6 +248,48 @@ def test_idle_sessions_cost_disk_only(serve_with):
         assert len(client.get("/v1/sessions").json()["data"]) == 12
         for i in range(12):
             assert running.say("why", f"s{i}", client).json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 8
+
+
+def resident(pid: int) -> float:
+    """Megabytes of memory of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def started_and_used(zygote: Zygote, folder, names: list[str]) -> tuple[float, list[float], int]:
+    """Seconds until a new server answers; its memory then, and after a list and a turn of each session; and the number of sessions."""
+    began = time.monotonic()
+    pid, url = zygote.fork(folder)
+    with httpx.Client(base_url=url, timeout=60) as client:
+        assert client.get("/health").json() == {"status": "ok"}
+        seconds, sizes = time.monotonic() - began, [resident(pid)]
+        count = len(client.get("/v1/sessions").json()["data"])
+        for name in names:
+            body = {"session": name, "messages": [{"role": "user", "content": "why"}], "max_tokens": 2}
+            assert client.post("/v1/chat/completions", json=body).status_code == 200
+        sizes.append(resident(pid))
+    zygote.kill(pid)
+    zygote.wait(pid)
+    return seconds, sizes, count
+
+
+@needs_fork
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+def test_ten_thousand_idle_sessions_cost_disk_only(zygote, tmp_path, monkeypatch):
+    names = [f"s{i}" for i in range(50)]
+    for folder in ("few", "many"):
+        store = SessionStore(tmp_path / folder)
+        with Running(make_service(None, store=store)) as running:
+            running.say("hello", "s0")
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # this process does not crash
+    for i in range(1, 10_000):
+        store.fork("s0", f"s{i}", "")
+    monkeypatch.undo()
+    few, many = (started_and_used(zygote, tmp_path / folder, names) for folder in ("few", "many"))
+    print("seconds to start, megabytes at start and after use, sessions:", few, many)
+    assert many[2] == 10_000
+    assert many[0] < few[0] + 1
+    assert many[1][0] < few[1][0] + 5 and many[1][1] < few[1][1] + 60  # a list of all of them is made, and sent
 
 
 @needs_fork

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import queue
+import random
 import threading
+import time
 
 import pytest
 import torch
 
+from mnemos.models import MnemosForCausalLM, presets
 from mnemos.serve import Choice, Engine, Job, Limits
 from mnemos.serve.engine import Busy
 from mnemos.serve.pace import Pace, Piece
-from mnemos.serve.rows import can_stack
+from mnemos.serve.rows import Rows, can_stack
 from mnemos.sessions import Dialogue, Sampling
 from serving import open_model
 
@@ -94,6 +97,39 @@ def test_kinds_of_caches_that_are_stacked():
     assert found == {"titans-mag": True, "transformer": False, "attached": False, "attached-window": True}
 
 
+def test_rows_that_join_and_leave_stay_what_they_are_alone():
+    """Rows move to other slots when others leave; a session that has left shares no memory with those that go on."""
+    model, _ = open_model("titans-mag")
+    draw, rows, ids = random.Random(2), Rows(model), torch.arange(200) % 50
+    at: dict[str, int] = {}
+    found = {}
+    for turn in range(60):
+        leaving = [name for name in at if draw.random() < 0.15]
+        names = [f"{turn}-{i}" for i in range(draw.choice((0, 0, 1, 1, 3)))]
+        joining = [(name, model.state(ids[None, : 3 + turn])) for name in names]
+        for name, cache in rows.change(leaving, joining).items():
+            found[name] = (at.pop(name), cache, {key: x.clone() for key, x in tensors(cache).items()})
+        at |= dict.fromkeys(names, 3 + turn)
+        assert sorted(rows.keys) == sorted(at)
+        if rows:
+            rows.step([int(ids[at[name]]) for name in rows.keys])
+            at = {name: read + 1 for name, read in at.items()}
+    assert len(found) > 25 and len({read for read, _, _ in found.values()}) > 10
+    for read, cache, kept in found.values():
+        alone = tensors(model.state(ids[None, :read]))
+        for name, x in tensors(cache).items():
+            assert torch.equal(x, kept[name]), name  # nothing was written into it since
+            torch.testing.assert_close(x, alone[name], atol=2e-4, rtol=2e-3)
+
+
+def test_a_batch_shares_the_initial_weights_of_its_rows():
+    model, _ = open_model("titans-mag")
+    rows = Rows(model)
+    rows.change(joining=[(i, model.state(torch.tensor([[i, 5, 7]])).clone()) for i in range(3)])
+    [start, *_] = rows._cache.layers[0]["memory"].start
+    assert start.shape[0] == 3 and start.stride(0) == 0
+
+
 def test_choices_of_one_job_share_its_prompt_and_not_its_state():
     engine, dialogue = opened("titans-mag")
     sampling = [Sampling(max_new_tokens=8, temperature=2.0, seed=seed) for seed in (1, 2, 1)]
@@ -122,6 +158,44 @@ def test_a_long_prompt_is_read_in_pieces_between_the_tokens_of_others():
     engine.rounds()
     assert len(short.choices[0].generated) == 40 and len(long.choices[0].generated) == 3
     assert sum(count for what, count in engine.record if what == "piece") == 3000
+
+
+@pytest.mark.slow
+def test_a_prompt_of_100_000_tokens_delays_others_by_at_most_two_steps():
+    """Measured as CPU time of a nano model, so that other programs do not count."""
+    torch.manual_seed(0)
+    model = MnemosForCausalLM(presets.config("titans-mag", "nano")).eval()
+    _, tokenizer = open_model("titans-mag")
+    engine, dialogue = Recorded(model, Limits()), Dialogue(tokenizer, model)
+    dialogue.ends = frozenset()
+    engine.warm_up()
+    other = make_job(dialogue, "hello", 4000)
+
+    def seconds(rounds: int) -> list[float]:
+        found = []
+        for _ in range(rounds):
+            began, count = time.thread_time(), len(other.choices[0].generated)
+            while len(other.choices[0].generated) == count:
+                engine._round()
+            found.append(time.thread_time() - began)
+        return sorted(found)
+
+    engine.submit(other)
+    seconds(50)
+    quiet = seconds(200)
+    long = make_job(dialogue, "x" * 100_000, 1)
+    engine.submit(long)
+    seconds(50)
+    busy = seconds(400)
+    (normal, with_long), (late, late_with_long) = (
+        [v[int(part * len(v))] for v in (quiet, busy)] for part in (0.5, 0.99)
+    )
+    print(
+        f"between tokens: {1e3 * normal:.2f} ms, {1e3 * with_long:.2f} ms with the long prompt, of which {long.at:,} tokens are read;"
+    )
+    print(f"99 %: {1e3 * late:.2f} and {1e3 * late_with_long:.2f} ms")
+    assert long.at > 400 and not long.is_ended
+    assert with_long - normal <= 2 * normal
 
 
 def test_prompts_take_turns():
@@ -155,6 +229,20 @@ def test_a_short_prompt_is_read_at_once_and_its_time_is_given_back():
         None,
         Piece(20),
     ]  # 5 seconds, of which 2 belong to this step and 2 to each later one
+
+
+def test_short_prompts_share_the_time_between_two_steps():
+    pace = Pace(256, 1.5)
+    pace.step, pace.single, pace.pieces = 1.0, 1.0, {32: 0.4}
+    found = []
+    for _ in range(4):
+        found.append(pace.piece(20, is_busy=True))
+        if found[-1] is not None:
+            pace.read(found[-1], 0.4)
+    assert found == [Piece(20)] * 3 + [None]  # 1.2 seconds of 1.5
+    assert pace.piece(1000, is_busy=True) is None
+    pace.stepped(3, 1.0)
+    assert pace.piece(20, is_busy=True) == Piece(20)
 
 
 def test_sizes_that_took_long_once_are_tried_again():

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
+from mnemos.serve.pace import Pace, Piece
 from mnemos.sessions import Session
-from serving import ANN, BOB, KEYS, OPERATOR, sse
+from serving import ANN, BOB, KEYS, OPERATOR, sse, wait_for
 
 
 def test_a_session_equals_the_same_conversation_in_python(server):
@@ -99,6 +103,34 @@ def test_a_trace_has_a_value_for_each_token_of_the_last_turn(serve_with, kind):
     assert len(found["resembled"]) == 11 and not found["resembled"][0]
     for i, near in enumerate(found["resembled"]):
         assert len(near) <= 3 and all(0 <= entry["index"] < i and 0 < entry["weight"] <= 1 for entry in near)
+
+
+def test_traces_are_requests_with_a_limit_of_their_own(serve_with):
+    running = serve_with(max_traces=1)
+    engine, rest = running.service.engine, threading.Event()
+    with running.client() as client, ThreadPoolExecutor(1) as pool:
+        running.say("hello", "ann", client)
+        engine.call(lambda: rest.wait(30))  # nothing is computed meanwhile
+        first = pool.submit(running.client().get, "/v1/sessions/ann/trace")
+        wait_for(lambda: engine.open_jobs == 1)
+        second = client.get("/v1/sessions/ann/trace")
+        rest.set()
+        assert second.status_code == 429 and "inspected" in second.json()["error"]["message"]
+        assert first.result(30).status_code == 200
+        assert client.get("/v1/sessions/ann/trace").json() == first.result().json()
+
+
+def test_a_trace_gives_its_time_back_to_answers():
+    pace = Pace(256, 2.0)
+    pace.step, pace.single = 1.0, 1.0
+    first = pace.unusual_piece(100, is_busy=True)
+    pace.spent(7.0)  # 2 belong to this step and 2 to each of three others
+    found = [pace.unusual_piece(100, is_busy=True)]  # before the others' step
+    for _ in range(4):
+        pace.stepped(1, 1.0)
+        found.append(pace.unusual_piece(100, is_busy=True))
+    assert [first, *found] == [Piece(16), None, None, None, None, Piece(16)]
+    assert pace.unusual_piece(100, is_busy=False) == Piece(32)
 
 
 def test_a_trace_needs_a_turn_since_the_session_was_opened(server):

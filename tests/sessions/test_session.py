@@ -166,7 +166,7 @@ def test_memory_read_answers_from_the_state_and_leaves_it_as_it_was(kind):
     session.memory = "read"
     answer = session.ask("Why?", max_new_tokens=6)
     assert equal(before, tensors(session)) and session.turns == turns and session.pending == pending
-    with pytest.raises(ValueError, match="nothing can be told"):
+    with pytest.raises(ValueError, match="nothing can be stored"):
         session.tell(FIRST)
     session.memory = "write"
     assert session.ask("Why?", max_new_tokens=6) == answer

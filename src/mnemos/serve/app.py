@@ -14,11 +14,11 @@ from starlette.responses import Response
 from .bodies import answer_json
 from .chat_routes import chat_routes
 from .completion_routes import completion_routes
-from .errors import ApiError
+from .errors import ApiError, api_error
 from .guard import App, Guard
 from .response_routes import response_routes
 from .schemas import REQUESTS
-from .service import Service, api_error
+from .service import Service
 from .session_routes import session_routes
 from .system_routes import system_routes
 

@@ -1,6 +1,6 @@
 """`Engine`: the thread that owns the model. It reads prompts in pieces and decodes all running answers as one batch.
 
-One round: take new and cancelled jobs, read one piece of one prompt, decode one token of every answer.
+One round: take new and cancelled jobs, read a piece of a prompt or some short prompts, decode one token of every answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .pace import Pace, Piece
 from .rows import Rows
 
 Observer = Callable[[str, float, int], None]  # "step" or "piece", seconds, rows or tokens
-WARM_UP = (16, 32, 64, 128, 256, 512, 1024)
+WARM_UP = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class Busy(Exception):
@@ -133,7 +133,8 @@ class Engine(threading.Thread):
         while self.waiting and (not taken or taken + _places(self.waiting[0]) <= self.limits.max_batch):
             taken += _places(self.waiting[0])
             self.reading.append(self.waiting.popleft())
-        self._read_piece()
+        while self._read_piece():
+            pass
         self._step()
         self._send()
         return True
@@ -158,13 +159,15 @@ class Engine(threading.Thread):
             if choice.reason is None and (job.is_cancelled or job.deadline < now):
                 self._add(job, choice.end_now())
 
-    def _read_piece(self) -> None:
+    def _read_piece(self) -> bool:
+        """Read a piece of a prompt; whether another one may follow before the next step."""
         if not self.reading:
-            return
+            return False
         job = self.reading[0]
-        piece = self.pace.piece(len(job.ids) - job.at, is_busy=bool(self.rows))
+        size = self.pace.piece if job.read is None else self.pace.unusual_piece
+        piece = size(len(job.ids) - job.at, is_busy=bool(self.rows))
         if piece is None:
-            return
+            return False
         self.reading.rotate(-1)
         started = time.perf_counter()
         try:
@@ -172,13 +175,17 @@ class Engine(threading.Thread):
         except Exception as failed:
             self.reading.remove(job)
             self._end(job, failed)
-            return
+            return False
         seconds = time.perf_counter() - started
-        self.pace.read(piece, seconds)
+        if job.read is None:
+            self.pace.read(piece, seconds)
+        else:
+            self.pace.spent(seconds)
         self.observe("piece", seconds, piece.tokens)
         if job.is_read:
             self.reading.remove(job)
             self._begin_answers(job, logits)
+        return job.is_read and bool(self.rows)
 
     def _read(self, job: Job, piece: Piece) -> Tensor:
         """Logits (1, V) after the next piece of a prompt."""
@@ -188,7 +195,9 @@ class Engine(threading.Thread):
         for size in sizes:
             ids = torch.tensor([job.ids[job.at : job.at + size]], device=self.model.device)
             cache, is_own = (job.cache, False) if job.at == 0 else (job.state, True)
-            logits, job.state = read_tokens(self.model, cache, ids, is_own)
+            logits, job.state = (
+                job.read(ids, cache, is_own) if job.read else read_tokens(self.model, cache, ids, is_own)
+            )
             job.at += size
         assert logits is not None
         return logits

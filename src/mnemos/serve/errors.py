@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
+
+from ..sessions import SessionChanged, StoreFull
 
 TYPES = {
     400: "invalid_request_error",
@@ -22,6 +25,7 @@ TYPES = {
     507: "storage_full_error",
 }
 MAX_MESSAGE = 400  # characters
+PATH = re.compile(r"\S*/([^/\s]+)\.safetensors")
 
 
 class ApiError(Exception):
@@ -59,3 +63,34 @@ def encode(value: Any) -> bytes:
     """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.encode(errors="replace")
+
+
+def api_error(wrong: BaseException) -> ApiError:
+    """The error of the API for an error of a file, a session or the engine. No path of this machine leaves the server."""
+    if isinstance(wrong, ApiError):
+        return wrong
+    if isinstance(wrong, StoreFull):
+        return ApiError(507, f"{wrong.strerror}", "storage_full")
+    if isinstance(wrong, FileNotFoundError):
+        return ApiError(404, f"{wrong.strerror}", "session_not_found")
+    if isinstance(wrong, FileExistsError):
+        return ApiError(409, f"{wrong.strerror}", "session_exists")
+    if isinstance(wrong, SessionChanged):
+        return ApiError(409, str(wrong), "session_changed")
+    if isinstance(wrong, TimeoutError):
+        return ApiError(503, "the time of the request is over: the server is busy", "timeout")
+    if isinstance(wrong, ValueError):
+        return ApiError(400, PATH.sub(r"session \1", str(wrong)))
+    return ApiError(500, "the server could not answer; its log names the reason", "server_error")
+
+
+def engine_error(wrong: Exception, continues: bool) -> ApiError:
+    """The error of the API for a job that failed. continues: from a session's state, which may be an imported one that overflows."""
+    if continues and isinstance(wrong, ValueError):
+        sentence = "the model cannot continue from the state of this session: undo its last turn, or delete it"
+        return ApiError(409, sentence, "session_unusable")
+    if isinstance(wrong, TimeoutError):
+        return api_error(wrong)
+    if isinstance(wrong, RuntimeError) and "shutting down" in str(wrong):
+        return ApiError(503, "the server is shutting down", "shutting_down")
+    return ApiError(500, "the server could not answer; its log names the reason", "server_error")

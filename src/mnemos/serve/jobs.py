@@ -91,6 +91,7 @@ class Job:
     choices: the answers; none if the tokens are only read. notify: called with the events, in the engine's thread or that of whoever
     delivers them. on_end: called in the engine's thread once, when nothing is computed for the job any more; state: the cache after
     the tokens of `ids` and all but the last generated token of the first choice, None if `error` is set or nothing was read.
+    read: reads a piece in place of the model: ids (1, T), cache, whether it may be changed -> logits (1, V), new cache.
     """
 
     ids: list[int]
@@ -99,6 +100,7 @@ class Job:
     notify: Callable[[Event], None]
     on_end: Callable[[Job], None]
     owner: str = ""
+    read: Callable[[Tensor, Any, bool], tuple[Tensor, Any]] | None = None
     deadline: float = float("inf")
     arrived: float = field(default_factory=time.perf_counter)
     first_token: float | None = None

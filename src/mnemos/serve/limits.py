@@ -11,7 +11,8 @@ class Limits:
     """Bounds of a server.
 
     max_batch: answers that are generated at the same time. max_waiting: requests that wait for a place; more are refused with 429.
-    max_per_owner: running and waiting requests of one owner. max_choices: answers to one request. max_tokens: of one answer.
+    max_per_owner: running and waiting requests of one owner. max_traces: of these, turns that are read again to inspect them.
+    max_choices: answers to one request. max_tokens: of one answer.
     max_prompt_tokens: new tokens of one request. max_body_bytes: of a JSON body. max_import_bytes: of an imported session.
     request_seconds: longest time of one answer, which ends then. body_seconds: longest time until a body has arrived.
     warm_bytes: states that are kept in memory between turns; others are read from disk. undo_depth: turns of a warm session that can be
@@ -26,6 +27,7 @@ class Limits:
     max_batch: int = 16
     max_waiting: int = 256
     max_per_owner: int = 64
+    max_traces: int = 2
     max_choices: int = 8
     max_tokens: int = 4096
     max_prompt_tokens: int = 262144

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..models import MnemosCache
 from ..sessions.reading import read_tokens
+from .slots import Slots, order
 
 
 def can_stack(cache: Any) -> bool:
@@ -46,6 +47,7 @@ class Rows:
         self.keys: list[Hashable] = []
         self._cache: Any = None  # of all rows
         self._caches: list[Any] = []  # of each row, if they cannot be stacked
+        self._slots = Slots()
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -61,9 +63,10 @@ class Rows:
         gone = set(leaving)
         if not gone and not joining:
             return {}
+        if not self._caches and isinstance(self._cache or joining[0][1], MnemosCache) and self._can_stack(joining):
+            return self._change_slots(gone, list(joining))
         stay = [i for i, key in enumerate(self.keys) if key not in gone]
-        stacked = all(can_stack(cache) for _, cache in joining) and not self._caches
-        if stacked:
+        if not self._caches and self._can_stack(joining):
             left = {key: self._take([i]) for i, key in enumerate(self.keys) if key in gone}
             parts = ([self._take(stay)] if stay else []) + [cache for _, cache in joining]
             self._cache = parts[0] if len(parts) == 1 else (type(parts[0]).stack(parts) if parts else None)
@@ -72,6 +75,28 @@ class Rows:
             left = {key: self._caches[i] for i, key in enumerate(self.keys) if key in gone}
             self._caches = [self._caches[i] for i in stay] + [cache for _, cache in joining]
         self.keys = [self.keys[i] for i in stay] + [key for key, _ in joining]
+        return left
+
+    @staticmethod
+    def _can_stack(joining: Sequence[tuple[Hashable, Any]]) -> bool:
+        return all(can_stack(cache) for _, cache in joining)
+
+    def _change_slots(self, gone: set[Hashable], joining: list[tuple[Hashable, Any]]) -> dict[Hashable, Any]:
+        """`change` of caches that have slots. A row that is alone is not copied: it has slots only once it gets company."""
+        left: dict[Hashable, Any] = {}
+        if self._cache is not None and len(gone) == len(self.keys):
+            left = {key: self._cache.select([i]) if self._slots else self._cache for i, key in enumerate(self.keys)}
+            self.clear()
+            gone = set()
+        if self._cache is None and joining:
+            key, self._cache = joining.pop(0)
+            self.keys = [key]
+        if not gone and not joining:
+            return left
+        leaving = [i for i, key in enumerate(self.keys) if key in gone]
+        self._cache, caches = self._slots.change(self._cache, leaving, [cache for _, cache in joining])
+        left |= {self.keys[i]: cache for i, cache in zip(leaving, caches)}
+        self.keys = [self.keys[i] for i in order(len(self.keys), leaving)] + [key for key, _ in joining]
         return left
 
     def _take(self, rows: list[int]) -> Any:
@@ -92,3 +117,4 @@ class Rows:
     def clear(self) -> None:
         """Drop all rows."""
         self.keys, self._cache, self._caches = [], None, []
+        self._slots.clear()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import re
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -13,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from ..memory import NeuralMemory
-from ..sessions import Dialogue, Sampling, SessionChanged, SessionStore, StoreFull, check_name
+from ..sessions import Dialogue, Sampling, SessionStore, check_name
 from ..sessions.turn import Memory
 from .answers import Answer
 from .engine import Busy, Engine
-from .errors import ApiError
+from .errors import ApiError, api_error, engine_error
 from .jobs import Choice, Event, Job
 from .keys import Keys
 from .limits import Limits
@@ -28,7 +27,6 @@ from .warm import Claims, WarmSessions
 T = TypeVar("T")
 RESPONSE = "resp_"  # names of the sessions behind stored responses begin with it
 FILE_THREADS = 4
-PATH = re.compile(r"\S*/([^/\s]+)\.safetensors")
 ESTIMATE = 1.1  # size of a file relative to its state
 SWEEP_SECONDS = 60.0
 
@@ -222,8 +220,17 @@ class Service:
         session.memory = memory
         return session, version, session.open_turn(texts, is_answered, is_plain)
 
-    def _submit(self, owner: str, ids: list[int], cache: Any, choices: list[Choice], **fields: Any) -> Answer:
-        """Hand a job to the engine. fields: of its `Answer`."""
+    def inspect(self, owner: str, ids: list[int], cache: Any, read: Callable) -> Answer:
+        """Begin to read a turn again by `read`, as `Job.read`, from the state before it."""
+        running = sum(job.read is not None and job.owner == owner for job in self._answers)
+        if running >= self.limits.max_traces:
+            raise ApiError(429, f"{running} turns of this key are being inspected: wait for one", "too_many")
+        return self._submit(owner, ids, cache, [], read)
+
+    def _submit(
+        self, owner: str, ids: list[int], cache: Any, choices: list[Choice], read: Callable | None = None, **fields: Any
+    ) -> Answer:
+        """Hand a job to the engine. read: of the job. fields: of its `Answer`."""
         if self.is_draining:
             raise ApiError(503, "the server is shutting down", "shutting_down")
         if self._per_owner.get(owner, 0) >= self.limits.max_per_owner:
@@ -238,7 +245,7 @@ class Service:
                 "prompt_too_long",
             )
         self._check_positions(int(fields.get("cached", 0)) + len(ids), choices)
-        job = Job(ids, cache, choices, lambda event: None, self._on_end, owner)
+        job = Job(ids, cache, choices, lambda event: None, self._on_end, owner, read)
         job.deadline = time.monotonic() + self.limits.request_seconds
         answer = Answer(job, asyncio.get_running_loop(), **fields)
         job.notify = answer.events.put_nowait
@@ -296,13 +303,13 @@ class Service:
         answer = self._answers[job]
         try:
             if job.error is not None:
-                answer.error = _engine_error(job.error, continues=answer.cached > 0)
+                answer.error = engine_error(job.error, continues=answer.cached > 0)
             if answer.turn is not None:
                 self._close(answer)
         except Exception as failed:
             answer.error = self._known(failed)
         finally:
-            self.metrics.count("mnemos_tokens_total", job.at, kind="prompt")
+            self.metrics.count("mnemos_tokens_total", job.at, kind="prompt" if job.read is None else "inspected")
             self.metrics.count("mnemos_tokens_total", answer.cached, kind="cached")
             self.metrics.count("mnemos_tokens_total", answer.generated, kind="generated")
             if job.first_token is not None:
@@ -358,37 +365,6 @@ class Service:
 def new_response_name() -> str:
     """The id of a response, which is also the name of the session behind it."""
     return f"{RESPONSE}{uuid.uuid4().hex}"
-
-
-def api_error(wrong: BaseException) -> ApiError:
-    """The error of the API for an error of a file, a session or the engine. No path of this machine leaves the server."""
-    if isinstance(wrong, ApiError):
-        return wrong
-    if isinstance(wrong, StoreFull):
-        return ApiError(507, f"{wrong.strerror}", "storage_full")
-    if isinstance(wrong, FileNotFoundError):
-        return ApiError(404, f"{wrong.strerror}", "session_not_found")
-    if isinstance(wrong, FileExistsError):
-        return ApiError(409, f"{wrong.strerror}", "session_exists")
-    if isinstance(wrong, SessionChanged):
-        return ApiError(409, str(wrong), "session_changed")
-    if isinstance(wrong, TimeoutError):
-        return ApiError(503, "the time of the request is over: the server is busy", "timeout")
-    if isinstance(wrong, ValueError):
-        return ApiError(400, PATH.sub(r"session \1", str(wrong)))
-    return ApiError(500, "the server could not answer; its log names the reason", "server_error")
-
-
-def _engine_error(wrong: Exception, continues: bool) -> ApiError:
-    """The error of the API for a job that failed. continues: from a session's state, which may be an imported one that overflows."""
-    if continues and isinstance(wrong, ValueError):
-        sentence = "the model cannot continue from the state of this session: undo its last turn, or delete it"
-        return ApiError(409, sentence, "session_unusable")
-    if isinstance(wrong, TimeoutError):
-        return api_error(wrong)
-    if isinstance(wrong, RuntimeError) and "shutting down" in str(wrong):
-        return ApiError(503, "the server is shutting down", "shutting_down")
-    return ApiError(500, "the server could not answer; its log names the reason", "server_error")
 
 
 def _notify(events: Sequence[tuple[Job, Event]]) -> None:

@@ -19,6 +19,7 @@ from .bodies import answer_json, body_schema, owner_of, read_body
 from .errors import ApiError
 from .schemas import ForkRequest, SessionChange
 from .service import RESPONSE, Service
+from .streams import unless_left
 from .trace import TurnTrace
 
 MAX_TRACED = 8192  # tokens of a turn
@@ -132,7 +133,7 @@ def session_routes(service: Service) -> APIRouter:
     async def trace_turn(request: Request, name: str) -> Response:
         """What the memory did with each token of the last turn."""
         owner, name = owner_of(request, service), known(name)
-        return answer_json(await _trace(service, owner, name))
+        return answer_json(await _trace(request, service, owner, name))
 
     return router
 
@@ -199,7 +200,7 @@ def _undo(service: Service, owner: str, name: str) -> None:
         raise
 
 
-async def _trace(service: Service, owner: str, name: str) -> dict[str, Any]:
+async def _trace(request: Request, service: Service, owner: str, name: str) -> dict[str, Any]:
     await service.in_files(service.store.info, name, owner)  # raises an error if there is none
     with service.claims.hold(owner, [name]):
         opened = await service.in_files(service.warm.warm, owner, name)
@@ -211,8 +212,8 @@ async def _trace(service: Service, owner: str, name: str) -> dict[str, Any]:
         raise ApiError(
             400, f"the turn has {len(ids):,} tokens, and at most {MAX_TRACED:,} are inspected", "turn_too_long"
         )
-    trace = TurnTrace(service.model, cache, ids)
-    await _in_engine(service, trace)
+    trace = TurnTrace(service.model, len(ids))
+    await unless_left(request, service, service.inspect(owner, ids, cache, trace.read))
     first = len(ids) - answered
     decode = service.dialogue.decode
     tokens = [
@@ -220,29 +221,3 @@ async def _trace(service: Service, owner: str, name: str) -> dict[str, Any]:
         for i, token in enumerate(ids)
     ]
     return {"tokens": tokens, "series": trace.series(), "resembled": await asyncio.to_thread(trace.resembled)}
-
-
-async def _in_engine(service: Service, trace: TurnTrace) -> None:
-    """Read a turn in the engine's thread, piece by piece between the steps of others."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-
-    def finish(error: BaseException | None) -> None:
-        if not done.done():
-            done.set_result(None) if error is None else done.set_exception(error)
-
-    def piece() -> None:
-        try:
-            has_more = trace.read()
-        except Exception as failed:
-            error: Exception = ApiError(500, "the turn could not be inspected", "server_error")
-            service.log.event("error", kind=type(failed).__name__, contents={"reason": str(failed)})
-            loop.call_soon_threadsafe(finish, error)
-            return
-        if has_more and not done.cancelled():
-            service.engine.call(piece)
-        else:
-            loop.call_soon_threadsafe(finish, None)
-
-    service.engine.call(piece)
-    await asyncio.wait_for(done, service.limits.request_seconds)

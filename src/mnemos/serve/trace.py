@@ -1,6 +1,6 @@
 """What the memories did with the tokens of a turn: surprise, gates, and the earlier tokens that each read resembles.
 
-The turn is read again from the state before it, in pieces, so that others are not delayed.
+The turn is read again from the state before it, in pieces of a job, so that others are not delayed.
 Shapes: T tokens of the turn, H heads.
 """
 
@@ -18,39 +18,34 @@ from ..sessions.reading import read_tokens
 
 SERIES = ("surprise", "lr", "retain")
 GATES = ("momentum", "gate")
-PIECE = 32
 MAX_RESEMBLED = 512  # tokens: the work grows with their square
 RESEMBLED = 3
 
 
 class TurnTrace:
-    """Reads the tokens of a turn again. model: with memories. cache: the state before the turn, which stays as it is.
+    """Reads the tokens of a turn again. model: with memories. length: tokens of the turn.
 
     >>> from mnemos.models import MnemosForCausalLM, presets
     >>> model = MnemosForCausalLM(presets.config("titans-mag", "nano", num_hidden_layers=2)).eval()
-    >>> trace = TurnTrace(model, None, list(b"hello"))
-    >>> while trace.read():
-    ...     pass
+    >>> trace = TurnTrace(model, 5)
+    >>> _ = trace.read(torch.tensor([list(b"hello")]), None, False)
     >>> len(trace.series()["surprise"]), [near["index"] for near in trace.resembled()[1]]
     (5, [0])
     """
 
-    def __init__(self, model: Any, cache: Any, ids: list[int]):
-        self.model, self.cache, self.ids, self.at = model, cache, ids, 0
+    def __init__(self, model: Any, length: int):
+        self.model, self.length = model, length
         self.is_busy = False
         self.calls: dict[NeuralMemory, list[dict[str, Tensor | None]]] = {}
 
-    def read(self) -> bool:
-        """Read the next piece; whether there are more."""
-        piece = torch.tensor([self.ids[self.at : self.at + PIECE]], device=self.model.device)
+    def read(self, ids: Tensor, cache: Any, is_own: bool) -> tuple[Tensor, Any]:
+        """Read the next piece (1, n), as `read_tokens` does."""
         with contextlib.ExitStack() as stack:
             for module in self.model.modules():
                 if isinstance(module, NeuralMemory):
                     handle = module.register_forward_pre_hook(self._record, with_kwargs=True)
                     stack.callback(handle.remove)
-            _, self.cache = read_tokens(self.model, self.cache, piece, is_own=self.at > 0)
-        self.at += piece.shape[1]
-        return self.at < len(self.ids)
+            return read_tokens(self.model, cache, ids, is_own)
 
     @torch.no_grad()
     def _record(self, memory: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -63,7 +58,7 @@ class TurnTrace:
             state = args[1] if len(args) > 1 else kwargs.get("state")
             state = memory.initial_state(x.shape[0]) if state is None else state.clone()
             found: dict[str, Tensor | None] = {}
-            if len(self.ids) <= MAX_RESEMBLED:
+            if self.length <= MAX_RESEMBLED:
                 q, k, _, _ = memory.project(x, state, None, None)
                 lag = memory.gates(x, state, None, None).lag_weights(memory.spec.window, torch.float32)
                 found = {"q": q[0], "k": k[0], "lag": None if lag is None else lag[0].cpu()}
@@ -76,7 +71,7 @@ class TurnTrace:
     def _whole(self, calls: list[dict[str, Tensor | None]], name: str) -> Tensor | None:
         """The values of the turn's tokens, without those of persistent tokens before them."""
         parts = [x for x in (call.get(name) for call in calls) if x is not None]
-        return torch.cat(parts)[-len(self.ids) :] if parts else None
+        return torch.cat(parts)[-self.length :] if parts else None
 
     def series(self) -> dict[str, list[float]]:
         """Mean over layers and heads of surprise, lr and retain, T numbers each; no names for a model without memories."""
@@ -92,9 +87,9 @@ class TurnTrace:
     def resembled(self) -> list[list[dict[str, Any]]] | None:
         """For each token, up to three earlier tokens of the turn that its reads resemble most; their weights sum to at most 1 over all
         layers. None if the turn is too long."""
-        if not self.calls or len(self.ids) > MAX_RESEMBLED:
+        if not self.calls or self.length > MAX_RESEMBLED:
             return None
-        T = len(self.ids)
+        T = self.length
         total = torch.zeros(T, T)
         for memory, calls in self.calls.items():
             q, k, lag = (self._whole(calls, name) for name in ("q", "k", "lag"))

@@ -87,7 +87,7 @@ class Dialogue:
         return ids
 
     def _after_told(self, text: str, answer: bool) -> str:
-        """The text behind a told turn, which has been read to its end."""
+        """The text after a turn without an answer, which has been read to its end."""
         told, new = _message("user", FIRST), _message("user", text)
         read = _behind(self._render([told], False), FIRST)
         try:
@@ -101,7 +101,9 @@ class Dialogue:
             found = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer)
         except Exception as wrong:  # a template is a program, and can raise anything
             reason = " ".join(str(wrong).split())[:200]
-            raise ValueError(f"the chat template of the tokenizer refuses the conversation: {reason}") from wrong
+            raise ValueError(
+                f"the chat template of the tokenizer does not accept the conversation: {reason}"
+            ) from wrong
         return str(found)
 
     def _begin(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""What the memories did with the tokens of the last turn: surprise, learning rate and retention.
+"""The tokens of the last turn in the memories: surprise, learning rate and retention.
 
 Shapes: T tokens of the turn, H heads.
 """

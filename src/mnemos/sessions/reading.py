@@ -1,6 +1,6 @@
 """Reading tokens from a state on, for models of the package and attached models.
 
-Shapes: B rows, T new tokens, V vocabulary.
+Shapes: B batch rows, T new tokens, V vocabulary.
 """
 
 from __future__ import annotations

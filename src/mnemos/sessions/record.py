@@ -23,7 +23,7 @@ from torch import Tensor
 from ..atomic_io import sync_folder
 from ..memory.files import one_line, read_tensors, write_tensors
 from ..memory.state_validation import MAX_POSITION
-from ..models import MnemosCache
+from ..models import MnemosCache, MnemosConfig
 from ..models.cache_io import cache_forms
 from ..parsing import parse_json
 from .identity import model_hash
@@ -307,7 +307,7 @@ def tokens_in(cache: MnemosCache | AttachedCache) -> int:
 
 def _check_cache(where, cache: MnemosCache | AttachedCache | None, tokens_read: int) -> None:
     if cache is not None and cache.batch != 1:
-        raise ValueError(f"{where} has a state of {cache.batch} rows, but one is expected")
+        raise ValueError(f"{where} has a state of {cache.batch} batch rows, but one is expected")
     found = 0 if cache is None else tokens_in(cache)
     if found != tokens_read or (cache is not None and not found):
         raise ValueError(f"{where} has tokens_read={tokens_read}, but its state has read {found} tokens")
@@ -339,7 +339,7 @@ def _read_cache(
     if not about:
         return None
     own = {name.removeprefix("cache."): x for name, x in tensors.items()}
-    expected = OWN if hasattr(model.config, "blocks") else ATTACHED
+    expected = OWN if isinstance(model.config, MnemosConfig) else ATTACHED
     if about.get("kind") != expected:
         raise ValueError(f"{path} has a state of kind {about.get('kind')!r:.40}, but {expected!r} is that of the model")
     if expected == OWN:

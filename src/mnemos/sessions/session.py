@@ -153,7 +153,7 @@ class Session:
     def tell(self, text: str) -> None:
         """Read a text without an answer."""
         if self.memory != "write":
-            raise ValueError(f"memory is {self.memory!r}, so nothing can be told: set memory = 'write' first")
+            raise ValueError(f"memory is {self.memory!r}, so nothing can be stored: set memory = 'write' first")
         turn = self.open_turn([text], answer=False)
         try:
             _, cache = self._read(turn.cache, turn.ids)
