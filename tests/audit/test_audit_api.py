@@ -8,11 +8,25 @@ import sys
 
 import pytest
 import torch
-from constructed import LeaksOneToken, Recurrent, RestartsPositions, TinyAttention
+from constructed import EchoesNearbyAlone, LeaksOneToken, Recurrent, RestartsPositions, TinyAttention
+from small_models import attached, preset
 
-from mnemos.audit import CHECKS, AuditSettings, assert_passes, failed, passed, register_check, run
+from mnemos.audit import (
+    CHECKS,
+    AuditSettings,
+    Probe,
+    Watch,
+    assert_passes,
+    difference,
+    failed,
+    passed,
+    register_check,
+    run,
+)
+from mnemos.audit.needle import _answer_logits
 from mnemos.audit.prompts import read_prompts
 from mnemos.audit.states import select_rows, state_bytes
+from mnemos.data import ByteTokenizer
 
 
 def test_the_model_is_left_as_it_was():
@@ -116,6 +130,59 @@ def test_an_edge_that_no_text_reaches_is_named():
     model = TinyAttention()
     row = run(model, checks=["causality"], length=16, boundaries=(64,))["causality"]
     assert row.status == "pass" and "64 tokens of a window or chunk are not reached: --length 160" in row.text
+
+
+def test_a_watch_follows_every_check():
+    seen: list[tuple] = []
+
+    class Seen(Watch):
+        def started(self, about, checks):
+            seen.append((about["tokens"], *checks))
+
+        def running(self, check):
+            seen.append((check,))
+
+        def part(self):
+            seen.append(("part",))
+
+        def finished(self, row):
+            seen.append((row.check, row.status))
+
+    result = run(TinyAttention(), checks=["causality"], length=16, watch=Seen())
+    assert seen[:3] == [(16, "calls", "causality"), ("calls",), ("calls", "pass")]
+    assert seen[3] == ("causality",) and seen[-1] == ("causality", "pass") and ("part",) in seen
+    assert [row.check for row in result.rows] == ["calls", "causality"]
+
+
+def test_a_large_model_gets_shorter_texts_unless_a_length_is_given(monkeypatch):
+    assert Probe(TinyAttention()).length == 160
+    monkeypatch.setattr("mnemos.audit.probe.LARGE", 10)
+    assert Probe(TinyAttention()).length == 96
+    assert Probe(TinyAttention(), None, AuditSettings(length=20)).length == 20
+
+
+def test_a_large_model_is_asked_until_the_verdict_is_certain(monkeypatch):
+    options = dict(checks=["needle"], window=64, samples=12, length=64)
+    asked = []
+    monkeypatch.setattr("mnemos.audit.needle._is_right", lambda *_: asked.append(1) or len(asked) % 12 != 3)
+    whole = run(EchoesNearbyAlone(), ByteTokenizer(), **options)["needle"]
+    assert len(asked) == 36 and "recalled 11 of 12 from" in whole.text
+    asked.clear()
+    monkeypatch.setattr("mnemos.audit.probe.LARGE", -1)
+    short = run(EchoesNearbyAlone(), ByteTokenizer(), **options)["needle"]
+    assert short.status == whole.status == "fail" and "another answer" in short.text and "another answer" in whole.text
+    assert len(asked) < 36 and "recalled 9 of" in short.text  # 9 of 12 are above chance
+
+
+@pytest.mark.parametrize("make", [lambda: preset("titans-mag"), lambda: attached(window=6, sinks=2)])
+def test_answers_behind_a_repeated_state_have_the_logits_of_whole_prompts(make):
+    probe = Probe(make())
+    ids, answers = probe.ids(1, 40)[0], probe.ids(4, 5, seed=3)
+    whole = _answer_logits(probe, ids, answers)
+    probe.outcomes["cached"] = passed("as if it had run")
+    repeated = _answer_logits(probe, ids, answers)
+    assert whole.shape == repeated.shape == (4, 5, 61) and not torch.equal(whole, whole.roll(1, 0))
+    assert difference(repeated, whole) < 1e-3
 
 
 def test_importing_the_package_needs_no_torch():

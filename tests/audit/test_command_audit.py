@@ -27,6 +27,15 @@ def raises():
         return torch.eye(50)[input_ids]
     return model
 
+def stops():
+    calls = []
+    def model(input_ids):
+        calls.append(input_ids)
+        if len(calls) > 6:
+            raise KeyboardInterrupt
+        return torch.eye(50)[input_ids]
+    return model
+
 def needs_sizes(sizes): ...
 def no_model(): return "a name"
 """
@@ -120,6 +129,35 @@ def test_saved_models_of_every_kind_are_audited(tmp_path, capsys):
         assert "texts of 24 tokens" in printed
         memory = next(line for line in printed.splitlines() if line.lstrip().startswith("memory "))
         assert ("not applicable" in memory) == (name == "llama")
+
+
+def test_an_interrupted_audit_keeps_what_is_finished(place, tmp_path, capsys):
+    assert main(["audit", f"{place}:stops", "--length", "16", "--json", "a.json", "--html", "a.html"]) == 130
+    printed = capsys.readouterr().out
+    assert "1 pass, 0 fail, 0 not applicable" in printed and "interrupted, not finished: causality, loss" in printed
+    found = json.loads((tmp_path / "a.json").read_text())
+    assert not found["ok"] and [row["check"] for row in found["checks"]] == ["calls"]
+    assert found["unfinished"][0] == "causality" and len(found["unfinished"]) == 12
+    assert "Interrupted; not finished: causality, loss" in (tmp_path / "a.html").read_text()
+
+
+def test_a_row_is_printed_when_its_check_is_finished(place, capsys):
+    """A slow check in plain output: the rows before it are there, and lines name its parts."""
+    from mnemos.audit.runner import run
+    from mnemos.cli import audit_screen
+
+    printed: list[str] = []
+
+    class Screen(audit_screen.AuditScreen):
+        def running(self, check):
+            super().running(check)
+            self.said -= 2 * audit_screen.EVERY  # as if the check had worked for a minute
+            printed.append(capsys.readouterr().out)
+
+    with Screen() as screen:
+        run(llama(), length=16, checks=["cached"], watch=screen)
+    assert printed[1].splitlines()[-2].split()[:2] == ["calls", "pass"]
+    assert "check 3 of 3: cached, part 1 of at most 6" in capsys.readouterr().err
 
 
 def test_the_page_has_every_check_and_no_script(place, tmp_path, capsys):

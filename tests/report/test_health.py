@@ -111,6 +111,6 @@ def test_the_worst_comes_first_and_reads_as_a_sentence():
 
 def test_a_dying_memory_comes_with_advice_and_unknown_numbers_are_no_finding():
     (found,) = health(Known(**HEALTHY | {"readings": [reading(3.0, relearning=0.02)]}))
-    assert "2% of what it teaches a fresh memory" in found.text and "memory_retention=start" in found.advice
+    assert "2% of the fall in a fresh memory" in found.text and "memory_retention=start" in found.advice
     assert titles(readings=[reading(3.0, relearning=None, effective_rank=None)]) == []
     assert titles(readings=[reading(3.0, relearning=float("nan"))]) == []

@@ -1,4 +1,4 @@
-"""Audit: tests of any causal language model for what papers only claim: causality, exact caches, independent rows, a memory that works.
+"""Audit: tests of any causal language model for what papers only claim: causality, exact caches, independent batch rows, a memory that works.
 
 `run` returns an `AuditResult`; `assert_passes` is for the tests of other projects; a check is a function under `register_check`.
 Names are imported lazily, because `mnemos audit --help` needs no torch.
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .runner import CHECKS, assert_passes, run
     from .settings import AuditSettings
     from .subject import Subject
+    from .watch import Watch
 
 _HOME = {
     "CHECKS": "runner",
@@ -28,6 +29,7 @@ _HOME = {
     "Probe": "probe",
     "Row": "result",
     "Subject": "subject",
+    "Watch": "watch",
     "assert_passes": "runner",
     "changes": "probe",
     "difference": "probe",
@@ -49,6 +51,7 @@ __all__ = [
     "Probe",
     "Row",
     "Subject",
+    "Watch",
     "assert_passes",
     "changes",
     "difference",

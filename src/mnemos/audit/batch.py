@@ -1,4 +1,4 @@
-"""`batch` and `padding`: a row gives the same logits alone, beside others, in another place, and behind padding."""
+"""`batch` and `padding`: a sequence has the same logits alone, beside others, in another place of the batch, and after padding."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ ROWS = 3
 PADDED_STEPS = 3  # tokens read one by one behind a padded prompt
 
 
-@register_check("batch", "rows do not depend on each other: beside other rows, alone, and in another order", ["calls"])
+@register_check(
+    "batch", "batch rows are independent: the same logits beside other rows, alone, and in another order", ["calls"]
+)
 def batch(probe: Probe) -> Outcome:
     ids, exact, cut = probe.ids(ROWS), Exactness(probe), probe.length // 2
     changed = torch.cat([ids[:1], probe.other(ids)[1:]])
     if worst := exact.change(lambda model: (model.logits(changed)[0], model.logits(ids)[0])):
-        return failed("the logits of a row change with the tokens of the rows beside it", worst, 0.0)
+        return failed("the logits of a batch row change with the tokens of the other rows", worst, 0.0)
 
     def behind(model: Subject, x: Tensor) -> Tensor:
         return model.step(x[:, cut:], model.step(x[:, :cut])[1])[0][0]
 
     if probe.own.has_state and (worst := exact.change(lambda model: (behind(model, changed), behind(model, ids)))):
-        return failed("with a state, the logits of a row change with the tokens of the rows beside it", worst, 0.0)
+        return failed("with a state, the logits of a batch row change with the tokens of the other rows", worst, 0.0)
     probe.tick()
     seen: list[tuple[float, float]] = []
     for model, limit in probe.subjects():
@@ -38,21 +40,21 @@ def batch(probe: Probe) -> Outcome:
         for how, found in (("alone", alone), ("in another order", turned)):
             new = difference(found, together)
             if new > limit:
-                return failed(f"rows {how} differ from rows together ({kind_of(model)})", new, limit)
+                return failed(f"batch rows {how} differ from batch rows together ({kind_of(model)})", new, limit)
             seen.append((new, limit))
         probe.tick()
-    found = exact.outcome("other rows change no bit; alone and in another order the logits are the same")
+    found = exact.outcome("other batch rows change no bit; alone and in another order the logits are the same")
     number, limit = closest(seen)
     return found if exact.unclear else dataclasses.replace(found, number=number, limit=limit)
 
 
-@register_check("padding", "left padding changes nothing, in the first call and behind it", ["causality", "batch"])
+@register_check("padding", "left padding changes nothing, in the first call and after it", ["causality", "batch"])
 def padding(probe: Probe) -> Outcome:
-    """Rows of different lengths behind padding, with an attention_mask, and position_ids as `generate` of transformers gives them."""
+    """Sequences of different lengths after padding, with an attention_mask, and position_ids as `generate` of transformers gives them."""
     if not probe.own.has_mask:
         return not_applicable("forward has no attention_mask")
     lengths = [probe.length - min(5, probe.length // 4), probe.length // 2 + 1, probe.length]
-    goes_on = probe.own.has_state and probe.status_of("cached") not in (FAIL, None) and "cached" not in probe.blocked
+    continues = probe.own.has_state and probe.status_of("cached") not in (FAIL, None) and "cached" not in probe.blocked
     seen: list[tuple[float, float]] = []
     for model, limit in probe.subjects():
         ids = probe.ids(ROWS)
@@ -66,16 +68,16 @@ def padding(probe: Probe) -> Outcome:
             return max(each)
 
         ways = {"in one call": worst(model.logits(padded, mask))}
-        if goes_on:
-            ways["token by token behind it"] = _behind(model, padded, mask, worst, limit)
+        if continues:
+            ways["token by token after it"] = _behind(model, padded, mask, worst, limit)
         for how, (new, tokens) in ways.items():
             if new > limit:
                 return failed(f"{tokens} tokens of padding change the logits {how} ({kind_of(model)})", new, limit)
             seen.append((new, limit))
         probe.tick()
     shown = ", ".join(str(probe.length - n) for n in lengths)
-    behind = " and token by token behind it" if goes_on else ""
-    return passed(f"rows with {shown} tokens of padding, in one call{behind}", *closest(seen))
+    behind = " and token by token after it" if continues else ""
+    return passed(f"sequences with {shown} tokens of padding, in one call{behind}", *closest(seen))
 
 
 def _behind(model: Subject, padded: Tensor, mask: Tensor, worst, limit: float) -> tuple[float, int]:

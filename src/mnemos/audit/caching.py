@@ -9,14 +9,15 @@ from .registry import Outcome, failed, not_applicable, passed, register_check
 
 NO_STATE = "the model returns no state or cache"
 SPLITS = (6, 3)  # of a small and of a large model
-DECODED = (512, 24)  # most tokens that are read one by one
+DECODED = (512, 16)  # most tokens that are read one by one
 
 
 def _compare(probe: Probe, splits: Iterable[list[int]]) -> tuple[float, float, str]:
     """The largest difference from one call, by its tolerance: (difference, tolerance, how)."""
     worst: tuple[float, float, str] = (0.0, 1.0, "")
-    splits, ids = list(splits), probe.ids(2)
-    for model, limit in probe.subjects():
+    splits, ids, subjects = list(splits), probe.ids(2), list(probe.subjects())
+    probe.expect(len(splits) * len(subjects))
+    for model, limit in subjects:
         whole = model.logits(ids)
         for sizes in splits:
             number = difference(model.in_pieces(ids, sizes), whole)

@@ -20,7 +20,7 @@ Read = Callable[[Subject, Tensor], Tensor]
     "causality", "no logit depends on a later token: exactly 0.0, at edges of chunks and inside them", ["calls"]
 )
 def causality(probe: Probe) -> Outcome:
-    """Tokens from t on are replaced; the logits before t must keep every bit. One row, so that no other row can interfere."""
+    """Tokens from t on are replaced; the logits before t must keep every bit. The batch has one sequence, so that no other can interfere."""
     ids, exact, places = probe.ids(1), Exactness(probe), probe.positions()
     other, cut = probe.other(ids), probe.length // 3
     ways: list[tuple[str, int, Read, list[int]]] = [("in one call", 0, lambda model, x: model.logits(x), places)]
@@ -29,6 +29,7 @@ def causality(probe: Probe) -> Outcome:
         ways.append(
             ("with a cache", cut, lambda model, x: model.step(x[:, cut:], model.step(x[:, :cut])[1])[0], behind)
         )
+    probe.expect(sum(len(chosen) for *_, chosen in ways))
     for name, start, read, chosen in ways:
         before: dict[Subject, Tensor] = {}
         for t in chosen:

@@ -30,7 +30,7 @@ class Exactness:
     unclear: float = 0.0
 
     def change(self, pair: Pair) -> float:
-        """How much the first tensor of a pair differs from the second; 0.0 if every bit is equal, or rounding alone differs."""
+        """The difference of the two tensors of a pair; 0.0 if every bit is equal, or rounding alone differs."""
         found, expected = pair(self.probe.own)
         worst = changes(found, expected)
         if not worst or difference(found, expected) > self.probe.tolerance(self.probe.own):
@@ -46,7 +46,7 @@ class Exactness:
     def outcome(self, good: str) -> Outcome:
         """The outcome of a check that found no change."""
         if self.unclear:
-            text = f"logits change by {self.unclear:.1e} at most, which rounding in {kind_of(self.probe.own)} may explain: there is no float64 copy to tell"
+            text = f"logits change by {self.unclear:.1e} at most, which rounding in {kind_of(self.probe.own)} may explain: without a float64 copy this cannot be decided"
             return not_applicable(text, self.unclear, 0.0)
         if self.rounded:
             text = f"{good}; not to the bit, but to {WIDE_LIMIT:.0e} in float64: the shapes of its products depend on the tokens"

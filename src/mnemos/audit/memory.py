@@ -1,7 +1,7 @@
-"""`memory`: knocked out, a memory must be missed. What a model says of its own memory is not asked, only its logits.
+"""`memory`: switching a memory off must change the logits. Only logits count, not what a model reports about its memory.
 
 A model of one's own joins in by a method `knock_out(what)`, a context manager inside which nothing is written ("writes"), nothing is
-read ("reads") or every row reads the memory of the next row ("swap"); `knock_outs` names those that it has (default: writes, reads).
+read ("reads") or every batch row reads the memory of the next one ("swap"); `knock_outs` names those that it has (default: writes, reads).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Switch = Callable[[], contextlib.AbstractContextManager]
 MEANING = {
     "writes": "with nothing written",
     "reads": "with nothing read",
-    "swap": "with the memories of rows exchanged",
+    "swap": "with the memories of two sequences exchanged",
 }
 
 
@@ -50,7 +50,11 @@ def knock_outs(model: Any) -> dict[str, Switch]:
     return {}
 
 
-@register_check("memory", "knocked out, the memory is missed: nothing written, nothing read, rows exchanged", ["batch"])
+@register_check(
+    "memory",
+    "switching the memory off changes the logits: nothing written, nothing read, memories exchanged",
+    ["batch"],
+)
 def memory(probe: Probe) -> Outcome:
     model, limit = probe.wide, probe.tolerance(probe.wide)
     switches = knock_outs(model.model)

@@ -36,7 +36,7 @@ def open_model(
 
 
 def made_by(name: str, module: str, function: str) -> tuple[Any, Any]:
-    """What a function of a module returns, as a model and a tokenizer or None."""
+    """The model that a function of a module returns, and its tokenizer or None."""
     maker = getattr(import_named(module), function, None)
     if not callable(maker):
         raise ValueError(f"{name:.200}: module {module} has no function {function}")

@@ -1,6 +1,6 @@
 """`Probe`: what every check needs: the model in its own precision and in float64, texts, and comparisons.
 
-Shapes: B rows, T tokens, V vocabulary.
+Shapes: B batch rows, T tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import contextlib
 import copy
 import functools
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -19,20 +19,24 @@ from .extent import edges, sizes_of
 from .registry import Outcome
 from .settings import AuditSettings
 from .subject import Subject
+from .watch import Watch
 
 TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-3}  # transformers keeps parts of a float64 model in float32
 COARSE = 0.1  # of bfloat16 and float16
 AMPLIFIED, MOST = 10.0, 0.3  # times the rounding error of one call; a difference that is never rounding
 LARGE = 20_000_000  # parameters, from which on fewer tokens and positions are tried
 LENGTHS, POSITIONS = (512, 192), (48, 12)  # most of a small and of a large model
-LEAST_LENGTH, UNKNOWN_LENGTH = 64, 160  # of a model whose config names windows or chunks, and of another one
+LEAST_LENGTH, UNKNOWN_LENGTHS = (
+    64,
+    (160, 96),
+)  # of a model whose config names windows or chunks; of another one, small and large
 
 
 class Probe:
     """A model under test. own: as it was given. wide: a copy in float64, on which rounding is measured; `own` if there is no such copy.
 
-    sizes: the model's windows, segments and chunks, in tokens. length: tokens of a text. tick: called when a part of a check is
-    done. prompts: to be searched for leaked answers. outcomes: of earlier checks. blocked: checks left out because others failed.
+    sizes: the model's windows, segments and chunks, in tokens. length: tokens of a text. watch: follows the parts of
+    checks. prompts: to be searched for leaked answers. outcomes: of earlier checks. blocked: checks left out because others failed.
     """
 
     def __init__(
@@ -40,13 +44,13 @@ class Probe:
         model: Any,
         tokenizer: Any = None,
         settings: AuditSettings | None = None,
-        tick: Callable[[], object] = lambda: None,
+        watch: Watch | None = None,
         prompts: list[Any] | None = None,
     ):
         self.outcomes: dict[str, Outcome] = {}
         self.blocked: set[str] = set()
         self.prompts = prompts
-        self.settings, self.tokenizer, self.tick = settings or AuditSettings(), tokenizer, tick
+        self.settings, self.tokenizer, self.watch = settings or AuditSettings(), tokenizer, watch or Watch()
         self.settings.check()
         self.own = Subject(model)
         self.wide = self._widened(model)
@@ -57,6 +61,14 @@ class Probe:
     def status_of(self, check: str) -> str | None:
         """The status of an earlier check; None if it did not run."""
         return self.outcomes[check].status if check in self.outcomes else None
+
+    def expect(self, parts: int) -> None:
+        """Announce how many parts the check has at most."""
+        self.watch.expect(parts)
+
+    def tick(self) -> None:
+        """Announce that a part of the check is done."""
+        self.watch.part()
 
     @property
     def is_large(self) -> bool:
@@ -85,7 +97,7 @@ class Probe:
         return wide if all(bool(torch.isfinite(x).all()) for x in found) else self.own
 
     def _length(self) -> int:
-        usual = max(LEAST_LENGTH, 5 * max(self.sizes) // 2) if self.sizes else UNKNOWN_LENGTH
+        usual = max(LEAST_LENGTH, 5 * max(self.sizes) // 2) if self.sizes else UNKNOWN_LENGTHS[self.is_large]
         found = self.settings.length or min(LENGTHS[self.is_large], usual)
         limit = self.own.max_length
         return found if limit is None else max(2, min(found, limit))
@@ -108,7 +120,7 @@ class Probe:
         return difference(self.own.logits(ids).cpu(), self.wide.logits(ids).cpu())
 
     def ids(self, rows: int, length: int | None = None, seed: int = 0) -> Tensor:
-        """Random tokens (B, T). The second half of a row repeats the first, so that there is something to recall."""
+        """Random tokens (B, T). The second half of a sequence repeats the first, so that there is something to recall."""
         length = self.length if length is None else length
         generator = torch.Generator().manual_seed(1_000_003 * self.settings.seed + 101 * seed + 7)
         special = self.own.special_ids if self.own.vocab_size > 16 else set()

@@ -28,7 +28,7 @@ class Row:
 
 @dataclass(frozen=True)
 class AuditResult:
-    """The outcomes of an audit. about: the model, and how it was measured.
+    """The outcomes of an audit. about: the model, and how it was measured. unfinished: checks that an interrupted audit did not finish.
 
     >>> row = Row("causality", "…", "fail", "logits of token 3 change", 0.5, 0.0, "mnemos audit runs/x --checks causality", 1.0)
     >>> result = AuditResult({"model": "runs/x"}, [row])
@@ -38,11 +38,12 @@ class AuditResult:
 
     about: dict[str, Any]
     rows: list[Row]
+    unfinished: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed."""
-        return not self.failures
+        """Whether all checks were finished and none failed."""
+        return not self.failures and not self.unfinished
 
     @property
     def failures(self) -> list[Row]:
@@ -56,7 +57,7 @@ class AuditResult:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many checks have each status."""
+        """The number of checks with each status."""
         return {status: sum(row.status == status for row in self.rows) for status in (PASS, FAIL, NOT_APPLICABLE)}
 
     def __getitem__(self, check: str) -> Row:
@@ -65,7 +66,7 @@ class AuditResult:
     def to_dict(self) -> dict[str, Any]:
         """The result as JSON holds it."""
         rows = [dataclasses.asdict(row) for row in self.rows]
-        return {"format": FORMAT, "ok": self.ok, "about": self.about, "checks": rows}
+        return {"format": FORMAT, "ok": self.ok, "about": self.about, "checks": rows, "unfinished": self.unfinished}
 
 
 def shown(number: float | None) -> str:

@@ -8,7 +8,7 @@ import os
 import platform
 import shlex
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -25,9 +25,9 @@ from .registry import CHECKS as CHECKS
 from .registry import FAIL, Check, Outcome, choose, failed, not_applicable, with_needs
 from .result import AuditResult, Row
 from .settings import AuditSettings
+from .watch import Watch
 
 OUT_OF_MEMORY = ("can't allocate memory", "out of memory")
-OnCheck = Callable[[str, str], object]  # check, "running" | a status
 
 
 def run(
@@ -38,16 +38,15 @@ def run(
     prompts: str | os.PathLike | Iterable[Mapping[str, Any] | Prompt] | None = None,
     name: str | None = None,
     flags: Sequence[str] = (),
-    report: OnCheck | None = None,
-    tick: Callable[[], object] | None = None,
+    watch: Watch | None = None,
     **options: Any,
 ) -> AuditResult:
     """Audit a causal language model: run checks, and return their outcomes.
 
     model: see `Subject`; it is left as it was. tokenizer: for the checks with texts. checks: names in `CHECKS` (default: all); checks
     that these need run too. settings: `AuditSettings`, or its fields as keywords. prompts: see `read_prompts`. name: MODEL of the
-    command line, for the commands that repeat a check; flags: of the command, beside those of the settings. report: called with a check and "running", then with its status. tick: called
-    when a part of a check is done.
+    command line, for the commands that repeat a check; flags: of the command, beside those of the settings. watch: follows the checks while
+    they run, see `Watch`.
 
     >>> from transformers import GPT2Config, GPT2LMHeadModel
     >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=61, n_embd=16, n_layer=1, n_head=2))
@@ -63,22 +62,23 @@ def run(
         check_tokenizer(tokenizer)
     source = prompts if prompts is not None else settings.prompts
     given = None if source is None else read_prompts(source)
-    tell = report or (lambda check, status: None)
+    watch = Watch() if watch is None else watch
     rows: dict[str, Row] = {}
     began = time.perf_counter()
     with evaluated(model):
-        probe = Probe(model, tokenizer, settings, tick or (lambda: None), given)
+        probe = Probe(model, tokenizer, settings, watch, given)
+        about = about_of(probe, name)
+        watch.started(about, [check.name for check in chosen])
         for check in chosen:
-            tell(check.name, "running")
+            watch.running(check.name)
             start = time.perf_counter()
             outcome = _outcome(check, probe)
             probe.outcomes[check.name] = outcome
             seconds = round(time.perf_counter() - start, 3)
             command = command_of(check.name, settings, name, flags)
             rows[check.name] = Row(check.name, check.about, command=command, seconds=seconds, **vars(outcome))
-            tell(check.name, outcome.status)
-    about = about_of(probe, name) | {"seconds": round(time.perf_counter() - began, 3)}
-    return AuditResult(about, list(rows.values()))
+            watch.finished(rows[check.name])
+    return AuditResult(about | {"seconds": round(time.perf_counter() - began, 3)}, list(rows.values()))
 
 
 def assert_passes(
@@ -121,7 +121,7 @@ def evaluated(model: Any) -> Generator[None]:
 
 
 def _outcome(check: Check, probe: Probe) -> Outcome:
-    """What a check finds; a check that needs one that failed is not applicable, and an exception of the model is a fault."""
+    """The outcome of a check: not applicable if a check that it needs has failed; an exception of the model is a fault."""
     first = next((n for n in check.needs if probe.status_of(n) == FAIL or n in probe.blocked), None)
     if first is not None:
         probe.blocked.add(check.name)

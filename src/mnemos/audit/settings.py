@@ -26,13 +26,13 @@ class AuditSettings:
     window: int | None = None
     """Tokens that attention reaches back through all layers, for the needle of a model whose config does not name it."""
     state: str = "auto"
-    """The growth of the state that the model promises: constant, linear, or auto (what its cache says of itself)."""
+    """The growth of the state that the model promises: constant, linear, or auto (as its cache declares)."""
     prompts: str | None = None
     """JSON lines of prompts to search for leaked answers: {"prompt", "answer"}, and optionally "needle", the part that may hold it."""
     samples: int = 24
-    """Questions of each kind of the needle check."""
-    max_length: int = 2048
-    """Longest prompt of the needle check, in tokens."""
+    """Questions of each kind of the needle check; a large model gets only those that decide."""
+    max_length: int | None = None
+    """Longest prompt of the needle check, in tokens; by default 2048 (1024 for a large model whose layers together reach further than 2048)."""
     dtype: str = "auto"
     """Rounding is measured in float64 if the model can be converted (auto), or as the model is (keep)."""
     seed: int = 0

@@ -24,6 +24,7 @@ def state(probe: Probe) -> Outcome:
         return not_applicable(f"the model reads {limit} tokens alone, too few to see its state grow")
     lengths = [unit << n for n in range(DOUBLINGS + 1)]
     sizes, held, read = {}, None, 0
+    probe.expect(1 << DOUBLINGS)
     while read < lengths[-1]:
         held = model.step(probe.ids(1, unit, seed=read), held)[1]
         read += unit
@@ -48,6 +49,6 @@ def state(probe: Probe) -> Outcome:
 
 
 def promise(model: Any, held: Any) -> str | None:
-    """The growth that a model promises: "constant" if its state says is_kv_cache = False or is_windowed = True, or the model has_constant_state."""
+    """The growth that a model promises: "constant" if its state has is_kv_cache = False or is_windowed = True, or the model has_constant_state."""
     constant = getattr(held, "is_kv_cache", None) is False or getattr(held, "is_windowed", None) is True
     return "constant" if constant or getattr(model, "has_constant_state", None) is True else None

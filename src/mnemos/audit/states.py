@@ -1,4 +1,4 @@
-"""States of any form: their bytes, and the choice of their rows."""
+"""States of any form: their bytes, and the selection of batch rows."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _is_config(x: Any) -> bool:
 
 
 def select_rows(state: Any, rows: Tensor) -> Any:
-    """A state with the rows (R,) of another one, which may change in place; None if its form is unknown.
+    """A state with the batch rows (R,) of another one, which may change in place; None if its form is unknown.
 
     >>> select_rows((torch.tensor([[1], [2]]),), torch.tensor([1, 0]))[0].tolist()
     [[2], [1]]

@@ -1,6 +1,6 @@
 """`Subject`: one way to call any causal language model: its logits, its state, its padding, its loss.
 
-Shapes: B rows, T tokens, V vocabulary, P tokens before.
+Shapes: B batch rows, T tokens, V vocabulary, P tokens before.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Subject:
 
     @property
     def max_length(self) -> int | None:
-        """The largest number of tokens that the model can read, as its config says; None: no limit is known."""
+        """The largest number of tokens that the model can read, by its config; None: no limit is known."""
         if self.config is None or getattr(self.config, "model_type", None) == "mnemos":
             return None
         config = getattr(self.config, "base_config", self.config)  # of an attached model
@@ -120,7 +120,7 @@ class Subject:
         return loss if isinstance(loss, Tensor) else None
 
     def select(self, state: Any, rows: Sequence[int]) -> Any:
-        """The state with these rows; may change the given one. None if the form of the state is unknown."""
+        """The state with these batch rows; may change the given one. None if the form of the state is unknown."""
         return select_rows(state, torch.tensor(list(rows), device=self.device))
 
     def _call(self, ids: Tensor, state: Any, mask: Tensor | None, use_cache: bool) -> tuple[Tensor, Any]:

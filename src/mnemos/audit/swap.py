@@ -1,4 +1,4 @@
-"""`swap`: all that a row needs to go on is in its state."""
+"""`swap`: the state holds all that a sequence needs to continue."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from .probe import Probe, difference
 from .registry import Outcome, failed, not_applicable, passed, register_check
 
 
-@register_check("swap", "a row goes on from the state that it is given, and from nothing else", ["cached", "batch"])
+@register_check(
+    "swap", "a sequence continues from the state that it is given, and from nothing else", ["cached", "batch"]
+)
 def swap(probe: Probe) -> Outcome:
-    """After two rows are read their states are exchanged: each must go on as the other one, with tokens of its own."""
+    """Two sequences are read and their states exchanged: each must continue as the other one, with tokens of its own."""
     model, limit = probe.wide, probe.tolerance(probe.wide)
     if not model.has_state:
         return not_applicable(NO_STATE)
     ids, after = probe.ids(2), probe.ids(2, 4, seed=5)
     ids[1] = probe.other(ids)[1]
 
-    def go_on(rows: list[int], swapped: bool):
+    def resume(rows: list[int], swapped: bool):
         state = model.step(ids[rows])[1]
         state = model.select(state, [1, 0]) if swapped else state
         if state is None:
@@ -29,9 +31,11 @@ def swap(probe: Probe) -> Outcome:
             parts.append(logits)
         return torch.cat(parts, 1)
 
-    own, expected, found = go_on([0, 1], False), go_on([1, 0], False), go_on([0, 1], True)
+    own, expected, found = resume([0, 1], False), resume([1, 0], False), resume([0, 1], True)
     if found is None or expected is None or own is None:
-        return not_applicable("the rows of its state cannot be exchanged: give it reorder_cache or select")
+        return not_applicable(
+            "the batch rows of its state cannot be exchanged: give the state a method reorder_cache or select"
+        )
     matters = difference(own, expected)
     if matters <= limit:
         return failed(
@@ -40,5 +44,5 @@ def swap(probe: Probe) -> Outcome:
     number = difference(found, expected)
     text = f"exchanged states move the logits by {matters:.1e} of their scale"
     if number > limit:
-        return failed(f"{text}, but not to those of the other row: part of the state is elsewhere", number, limit)
-    return passed(f"{text}, to those of the other row", number, limit, moved=matters)
+        return failed(f"{text}, but not to those of the other sequence: part of the state is elsewhere", number, limit)
+    return passed(f"{text}, to those of the other sequence", number, limit, moved=matters)

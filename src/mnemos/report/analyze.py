@@ -89,7 +89,7 @@ def analyze(
     )
     return Analysis(
         name=run.name,
-        about=about or f"{run.config.model.preset} {run.config.model.size}",
+        about=about or run.config.title,
         summary=run.summary(),
         records=records,
         readings=readings,
@@ -128,7 +128,7 @@ def _readings(
             damaged[name] = str(wrong)
             continue
         tokenizer = load_tokenizer(run.path)
-        about = f"{run.config.model.preset} {run.config.model.size}: {describe(model)}"
+        about = f"{run.config.title}: {describe(model)}"
         seen = inspect(model, tokenizer, text, tokens)
         layers = []
         for row, layer in zip(seen.routing(), seen.layers):

@@ -17,7 +17,7 @@ AUDIT_CSS = """
 .verdict { display: inline-block; white-space: nowrap; border: 1px solid currentColor; border-radius: 999px; padding: 0 9px; font-size: .8rem; }
 .verdict.good { color: var(--good); } .verdict.bad { color: var(--bad); font-weight: 600; } .verdict.none { color: var(--soft); }
 .audit code { display: block; margin-top: 3px; color: var(--soft); font: .78rem/1.4 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; overflow-wrap: anywhere; }
-.audit .about { color: var(--soft); font-size: .82rem; } .tile.good b { color: var(--good); } .tile.bad b { color: var(--bad); }
+.audit .about { color: var(--soft); font-size: .82rem; } .tile.good b { color: var(--good); } .tile.bad b { color: var(--bad); } .stopped { color: var(--bad); font-weight: 600; }
 @media (max-width: 640px) {
   .audit tr { padding: 10px 0; } .audit td { padding: 1px 0; } .audit .found { display: block; }
   .audit .name::before, .audit .found::before { content: none; } .audit .name { font-size: 1rem; }
@@ -37,6 +37,8 @@ def audit_page(result: dict[str, Any]) -> str:
     """
     about, rows = result["about"], result["checks"]
     title = f"mnemos audit: {about['model']}"
+    rest = ", ".join(result.get("unfinished", ()))
+    stopped = f'<p class="stopped">Interrupted; not finished: {html.escape(rest)}.</p>' if rest else ""
     count = {status: sum(row["status"] == status for row in rows) for status in CLASSES}
     tiles = "".join(
         f'<div class="tile {CLASSES[status] if n else ""}"><b>{n}</b><span>{status}</span></div>'
@@ -52,6 +54,7 @@ def audit_page(result: dict[str, Any]) -> str:
 <h1>{html.escape(title)}</h1>
 <p class="soft">{html.escape(known)}</p>
 <div class="tiles">{tiles}</div>
+{stopped}
 <p class="soft">A number must not exceed its limit; those of memory and needle must exceed theirs. 0.0 means equal to the last bit; other differences of logits are relative to their standard deviation. A check is not applicable where one that it needs has failed.</p>
 <table class="wide audit"><thead><tr>{header}</tr></thead><tbody>{"".join(map(_row, rows))}</tbody></table>
 </main>

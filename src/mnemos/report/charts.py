@@ -15,6 +15,8 @@ LEFT, TOP, BOTTOM = 56, 14, 44
 RIGHT, RIGHT_BESIDE = 18, 132  # RIGHT_BESIDE: with the names of lines
 LETTER, BOLD_LETTER = 6.4, 8.4  # widths of letters of labels and names, in pixels
 LINE_HEIGHT = 15
+MARK_HEIGHTS = (0.42, 0.55, 0.3, 0.68, 0.8)  # of the name of a vertical line, as parts of the height
+Points = Sequence[tuple[float, float]]
 CHARTS_CSS = """
 .chart { margin: 8px 0 0 } .chart svg { width: 100%; max-width: 720px; height: auto; display: block } .chart svg text { font: 12px system-ui, sans-serif; fill: var(--soft); paint-order: stroke; stroke: var(--card); stroke-width: 3px }
 .chart svg .name { font-weight: 600 } .chart svg .grid { stroke: var(--line) } .chart svg .mark { stroke: var(--soft); stroke-dasharray: 4 4 } .chart svg .cell { font-weight: 600; stroke: none }
@@ -80,13 +82,15 @@ def chart(
         f'<text x="12" y="{middle}" text-anchor="middle" transform="rotate(-90 12 {middle})">{html.escape(y_label)}</text>'
     )
     labels: list[tuple[float, float, str, str]] = []  # y, x, text, style
+    drawn = [
+        [(place_x(x), place_y(min(max(y, y_range[0]), y_range[1]))) for x, y in zip(line.x, line.y)] for line in lines
+    ]
     for mark in marks:
-        parts.append(_mark(mark, place_x, place_y, right))
+        parts.append(_mark(mark, place_x, place_y, right, drawn))
         if mark.y is not None:
             labels.append((place_y(mark.y), right, mark.name, ""))
-    for line in lines:
+    for line, points in zip(lines, drawn):
         colour = f"var(--c{line.colour})"
-        points = [(place_x(x), place_y(min(max(y, y_range[0]), y_range[1]))) for x, y in zip(line.x, line.y)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         dashes = ' stroke-dasharray="6 4"' if line.dashed else ""
         parts.append(f'<polyline points="{path}" fill="none" style="stroke: {colour}" stroke-width="2"{dashes}/>')
@@ -228,24 +232,35 @@ def _log_ticks(low: float, high: float) -> list[float]:
     return [low, high]
 
 
-def _mark(mark: Mark, place_x, place_y, right: float) -> str:
+def _mark(mark: Mark, place_x, place_y, right: float, drawn: Sequence[Points]) -> str:
     if mark.x is not None:
         x = place_x(mark.x)
         line = f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
-        return (
-            line
-            + f'<text x="{x + 4:.1f}" y="{TOP + 0.42 * (HEIGHT - BOTTOM - TOP):.1f}">{html.escape(mark.name)}</text>'
-        )
+        y = _clear_height(x + 4, LETTER * len(mark.name), drawn)
+        return f'{line}<text x="{x + 4:.1f}" y="{y:.1f}">{html.escape(mark.name)}</text>'
     y = place_y(mark.y)  # its name stands beside the chart, because lines may cross it here
     return f'<line class="mark" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
+
+
+def _clear_height(x: float, width: float, drawn: Sequence[Points]) -> float:
+    """The height of a text at x that the fewest drawn lines cross."""
+
+    def crossings(y: float) -> int:
+        steps = [(a, b, i / 20) for points in drawn for a, b in zip(points, points[1:]) for i in range(21)]
+        places = ((a[0] + t * (b[0] - a[0]), a[1] + t * (b[1] - a[1])) for a, b, t in steps)
+        return sum(x <= u <= x + width and y - LINE_HEIGHT <= v <= y + 4 for u, v in places)
+
+    return min((TOP + part * (HEIGHT - BOTTOM - TOP) for part in MARK_HEIGHTS), key=crossings)
 
 
 def _short(value: float) -> str:
     """A short form of a number.
 
-    >>> _short(100000), _short(0.25), _short(2_500_000)
-    ('100k', '0.25', '2.5M')
+    >>> _short(100000), _short(0.25), _short(2_500_000), _short(1024)
+    ('100k', '0.25', '2.5M', '1,024')
     """
+    if 1000 < value < 10_000 and value % 10:  # a power of two
+        return f"{value:,.0f}"
     for size, letter in ((1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.3g}{letter}"

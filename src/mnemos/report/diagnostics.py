@@ -27,7 +27,7 @@ MAX_DATA_WAIT = 0.3  # fraction of the time spent waiting for data
 COLLAPSED_RANK = 2.0  # effective rank of a fast map below which its keys all point one way
 MIN_RELEARNING = 0.5  # what a chunk teaches a memory, relative to a fresh one, below which the memory counts as dying
 EXPLODED = 100.0  # ratio of a fast map's norm after a text to that before it
-ADVICE = "Set memory_retention=start, train on longer rows or with --carry-state; mnemos eval --suite vitality measures longer streams."
+ADVICE = "Set memory_retention=start, train on longer sequences or with --carry-state; mnemos eval --suite vitality measures longer streams."
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ def dying(layer: str, numbers: Record) -> Iterator[Finding]:
         text = f"the effective rank of a fast map is {rank:.2f}: it distinguishes almost no keys."
         yield Finding("warn", f"The memory of layer {layer} has collapsed", text, ADVICE)
     if ratio is not None and ratio < MIN_RELEARNING:
-        text = f"a chunk teaches it {ratio:.0%} of what it teaches a fresh memory."
+        text = f"writing a chunk lowers its inner loss by {ratio:.0%} of the fall in a fresh memory."
         yield Finding("warn", f"The memory of layer {layer} learns little", text, ADVICE)
 
 

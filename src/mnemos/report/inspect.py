@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..attach import AttachedForCausalLM
 from ..data.tasks.text import encode
 from ..memory.freeze import frozen_memory, has_memory
 from ..models import MnemosForCausalLM
-from ..train.hooks import memory_off
+from ..train.hooks import AnyModel, memory_off
 from .diagnostics import dying
 from .page import pack, pack_indices, render
 from .texts import token_texts
@@ -33,7 +34,7 @@ class Inspection:
     """The result of `inspect`.
 
     tokens: the text that each token adds. loss: (T,) nats, NaN for the first token, which has no prediction. frozen, off: the same with
-    memories frozen at their initial weights, and with memory off; None if the model has no memory, or no attention beside it.
+    memories kept at their initial weights, and with memory off; None if the model has no memory, or no attention beside it.
     layers: see `watching.LayerTrace`. cut: whether the text was longer.
     """
 
@@ -50,7 +51,7 @@ class Inspection:
     notes: list[str] = field(default_factory=list)
 
     def perplexities(self) -> dict[str, float]:
-        """Perplexity of the text: with learning memories, with frozen ones, and with memory off."""
+        """Perplexity of the text: with test-time learning ("learning"), without ("frozen"), and with memory off ("off")."""
         named = {"learning": self.loss, "frozen": self.frozen, "off": self.off}
         return {k: math.exp(min(20.0, x[1:].mean().item())) for k, x in named.items() if x is not None}
 
@@ -78,7 +79,7 @@ class Inspection:
 
 @torch.no_grad()
 def inspect(
-    model: MnemosForCausalLM,
+    model: AnyModel,
     tokenizer: Any,
     text: str,
     max_tokens: int = MAX_TOKENS,
@@ -94,8 +95,10 @@ def inspect(
     >>> len(seen.tokens), seen.layers[1].values["surprise"].shape
     (26, torch.Size([26, 4]))
     """
-    if not isinstance(model, MnemosForCausalLM):
-        raise ValueError(f"model is a {type(model).__name__}, but only a MnemosForCausalLM has memories to look into")
+    if not isinstance(model, MnemosForCausalLM | AttachedForCausalLM):
+        raise ValueError(
+            f"model is a {type(model).__name__}, but only a MnemosForCausalLM or an attached model has memories to look into"
+        )
     if type(max_tokens) is not int or not 2 <= max_tokens <= MOST_TOKENS:
         raise ValueError(f"max_tokens={max_tokens!r} must be a whole number from 2 to {MOST_TOKENS:,}")
     if tokenizer is None:
@@ -133,7 +136,7 @@ def inspect(
     )
 
 
-def describe(model: MnemosForCausalLM) -> str:
+def describe(model: AnyModel) -> str:
     """A one-line description of a model."""
     config = model.config
     kinds = list(dict.fromkeys(config.blocks))

@@ -6,6 +6,7 @@ Shapes: T tokens of the text, P persistent tokens before them, H heads, N moment
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,11 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..attach import AttachedForCausalLM
+from ..attach.architectures import attention_modules
 from ..memory import MemoryState, NeuralMemory, measure_vitality
 from ..memory.trace import Trace
 from ..models import MnemosForCausalLM
 from ..models.gate import TokenGate
 from ..models.memory_mixers import MALMixer
+from ..train.hooks import AnyModel
 from .attention_map import Resemblance, Writes, resemblance
 from .spectrum import Spectrum, look, over_time
 
@@ -137,27 +141,53 @@ def _map_names(maps: int) -> list[str]:
 
 
 @torch.no_grad()
-def watch(model: MnemosForCausalLM, ids: Tensor) -> tuple[Tensor, list[LayerTrace]]:
-    """Run a model over ids (1, T). Returns the logits (T, V) and the record of every layer."""
+def watch(model: AnyModel, ids: Tensor) -> tuple[Tensor, list[LayerTrace]]:
+    """Run a model over ids (1, T). Returns the logits (T, V) and the record of every layer; of an attached model, of those with a memory."""
     P, T = model.config.num_persistent_tokens, ids.shape[1]
-    layers = [LayerTrace(i, kind) for i, kind in enumerate(model.config.blocks)]
-    watches: dict[int, _Watch] = {}
+    watches: list[tuple[_Watch, LayerTrace]] = []
     with contextlib.ExitStack() as stack:
-        for layer, block in zip(layers, model.model.layers):
-            mixer = block.mixer
-            memory, gate = getattr(mixer, "memory", None), getattr(mixer, "gate", None)
-            if isinstance(mixer, MALMixer):  # before the memory's own hook, which calls the memory again
-                stack.enter_context(_sharing(layer, mixer, P))
-            if isinstance(gate, TokenGate):  # others have no value per token
-                stack.enter_context(_hooked(gate, _routing(layer, P)))
+        layers = _parts(model, P, stack)
+        for layer, memory in layers:
             if isinstance(memory, NeuralMemory):
                 chunk = memory.spec.chunk_size
-                seen = watches[layer.index] = _Watch(memory, chunk * -(-(T + P) // (chunk * MOMENTS)))
+                seen = _Watch(memory, chunk * -(-(T + P) // (chunk * MOMENTS)))
+                watches.append((seen, layer))
                 stack.enter_context(_hooked(memory, seen.hook))
         logits = model(ids, use_cache=False).logits[0].float()
-    for index, seen in watches.items():
-        seen.fill(layers[index], P)
-    return logits, layers
+    for seen, layer in watches:
+        seen.fill(layer, P)
+    return logits, [layer for layer, _ in layers]
+
+
+@functools.singledispatch
+def _parts(model: Any, persistent: int, stack: contextlib.ExitStack) -> list[tuple[LayerTrace, nn.Module | None]]:
+    """The layers to record and their memories, with hooks for all but the memories, which `stack` removes."""
+    raise ValueError(f"model is a {type(model).__name__}, which has no memories to look into")
+
+
+@_parts.register
+def _(model: MnemosForCausalLM, persistent: int, stack: contextlib.ExitStack):
+    found = []
+    for i, (kind, block) in enumerate(zip(model.config.blocks, model.model.layers)):
+        layer, mixer = LayerTrace(i, kind), block.mixer
+        gate = getattr(mixer, "gate", None)
+        if isinstance(mixer, MALMixer):  # before the memory's own hook, which calls the memory again
+            stack.enter_context(_sharing(layer, mixer, persistent))
+        if isinstance(gate, TokenGate):  # others have no value per token
+            stack.enter_context(_hooked(gate, _routing(layer, persistent)))
+        found.append((layer, getattr(mixer, "memory", None)))
+    return found
+
+
+@_parts.register
+def _(model: AttachedForCausalLM, persistent: int, stack: contextlib.ExitStack):
+    modules = attention_modules(model.base, model.attach_config.target)
+    found = []
+    for i, memory in model.memory_modules().items():
+        layer = LayerTrace(i, "attached")
+        stack.enter_context(_adding(layer, model.memories[str(i)], modules[i]))
+        found.append((layer, memory))
+    return found
 
 
 @contextlib.contextmanager
@@ -198,6 +228,24 @@ def _sharing(layer: LayerTrace, mixer: MALMixer, persistent: int) -> Generator[N
 
         with _hooked(mixer, done):
             yield
+
+
+@contextlib.contextmanager
+def _adding(layer: LayerTrace, added: nn.Module, attention: nn.Module) -> Generator[None]:
+    """For an attached memory, which adds to the output of attention: records the share of the memory by norms."""
+    parts: list[Tensor] = []
+
+    def keep(module: nn.Module, args: tuple, output: Tensor) -> None:
+        parts.append(output[0].float())
+
+    def done(module: nn.Module, args: tuple, output: Any) -> None:
+        both = (output if isinstance(output, Tensor) else output[0])[
+            0
+        ].float()  # this hook runs after the one that adds
+        layer.values["share"] = _share(parts[-1], both - parts[-1])
+
+    with _hooked(added, keep), _hooked(attention, done):
+        yield
 
 
 def _share(memory: Tensor, attention: Tensor) -> Tensor:

@@ -50,23 +50,23 @@ function gates(run) {
   add(grid, { title: "Inner learning rate", unit: "mean share of its range", series: perLayer(rows, (l) => l.lr?.mean) });
   add(grid, { title: "Momentum", unit: "mean", series: perLayer(rows, (l) => l.momentum?.mean) });
   add(grid, { title: "Window gate", unit: "mean", series: perLayer(rows, (l) => l.token?.mean) });
-  add(grid, { title: "What writing takes off the surprise", unit: "%", note: "Inner loss of a chunk after it was written, against before.", series: perLayer(rows, (l) => (l.surprise_before ? 100 * (1 - l.surprise_after / l.surprise_before) : undefined)) });
+  add(grid, { title: "Fall of the surprise by writing", unit: "%", note: "How much lower the inner loss of a chunk is after it was written than before.", series: perLayer(rows, (l) => (l.surprise_before ? 100 * (1 - l.surprise_after / l.surprise_before) : undefined)) });
   add(grid, { title: "Effective rank", unit: "lowest of the fast maps", note: "exp of the entropy of the singular values: how many directions are in use.", series: perLayer(rows, (l) => l.effective_rank) });
-  add(grid, { title: "Relearning", unit: "of a fresh memory", note: "What the last chunk of a row teaches the memory, relative to a fresh one: 0 is a dead memory.", zero: true, series: perLayer(rows, (l) => l.relearning) });
+  add(grid, { title: "Relearning", unit: "of a fresh memory", note: "Fall of the inner loss of a sequence's last chunk when it is written, relative to a fresh memory: 0 is a dead memory.", zero: true, series: perLayer(rows, (l) => l.relearning) });
   return grid;
 }
 
 function checkpoints(run) {
   const grid = el("div", { class: "grid" }), rows = run.readings;
   const steps = rows.map((r) => r.step), each = (get) => (rows[0]?.layers || []).map((l, i) => ({ name: `layer ${l.index}`, x: steps, y: rows.map((r) => get(r.layers[i]) ?? null), dots: true }));
-  const kinds = { learning: "learning memories", frozen: "frozen memories", off: "memory off" };
+  const kinds = { learning: "with learning", frozen: "no test-time learning", off: "memory off" };
   add(grid, { title: "Perplexity of the text", log: true, series: Object.entries(kinds).map(([key, name]) => ({ name, x: steps, y: rows.map((r) => r.perplexity[key] ?? null), dots: true })) });
   const sum = (l, key) => (l.maps.length ? Math.sqrt(l.maps.reduce((a, m) => a + m[key] ** 2, 0)) : undefined);
-  add(grid, { title: "Memory norm before the text", unit: "learned start, all maps", series: each((l) => sum(l, "start")) });
+  add(grid, { title: "Memory norm before the text", unit: "initial weights, all maps", series: each((l) => sum(l, "start")) });
   add(grid, { title: "Memory norm after the text", unit: "all maps", series: each((l) => sum(l, "end")) });
   add(grid, { title: "Effective rank after the text", unit: "last map", series: each((l) => l.maps[l.maps.length - 1]?.rank) });
   add(grid, { title: "Distance from the initial weights", unit: "|W − W₀| / |W₀| after the text", series: each((l) => l.distance) });
-  add(grid, { title: "Relearning", unit: "of a fresh memory", note: "What the last chunk of the text teaches the memory, relative to a fresh one: 0 is a dead memory.", zero: true, series: each((l) => l.relearning) });
+  add(grid, { title: "Relearning", unit: "of a fresh memory", note: "Fall of the inner loss of the text's last chunk when it is written, relative to a fresh memory: 0 is a dead memory.", zero: true, series: each((l) => l.relearning) });
   add(grid, { title: "Gate to memory", unit: "mean on the text", series: each((l) => l.route) });
   add(grid, { title: "Memory's share of the norm", unit: "mean on the text", series: each((l) => l.share) });
   add(grid, { title: "Retain", unit: "mean on the text", series: each((l) => l.retain) });
@@ -93,7 +93,7 @@ function show() {
   section("Gates over the run", "As measured on held-out text at every validation.", gates(run));
   section("Checkpoint by checkpoint", run.text ? `Every checkpoint on disk read ${run.text}.` : "", checkpoints(run));
   section("Generations", "", generations(run));
-  if (run.records.event.length) parts.push(el("h2", {}, "What happened"), el("ul", { class: "events card", tabindex: 0, "aria-label": "events" }, ...run.records.event.map((e) => el("li", {}, el("b", {}, `step ${fmt(e.step)} `), e.message || ""))));
+  if (run.records.event.length) parts.push(el("h2", {}, "Events"), el("ul", { class: "events card", tabindex: 0, "aria-label": "events" }, ...run.records.event.map((e) => el("li", {}, el("b", {}, `step ${fmt(e.step)} `), e.message || ""))));
   body.replaceChildren(...parts);
 }
 
@@ -107,7 +107,7 @@ function comparison() {
   return [el("h2", {}, "Side by side"), el("div", { class: "card" }, table(names, rows)), grid];
 }
 
-PAGE.append(el("header", {}, el("h1", {}, RUNS.map((r) => r.name).join(", ")), el("p", { class: "soft" }, "What became of a run, checkpoint by checkpoint.")));
+PAGE.append(el("header", {}, el("h1", {}, RUNS.map((r) => r.name).join(", ")), el("p", { class: "soft" }, "A run, checkpoint by checkpoint.")));
 if (RUNS.length > 1) {
   PAGE.append(...comparison());
   PAGE.append(el("div", { class: "controls", style: "margin-top:24px" }, chips("Run", RUNS.map((r, i) => [i, r.name]), 0, (i) => { view.run = Number(i); show(); })));

@@ -5,8 +5,8 @@ const QUANTITIES = [
   ["gradient_norm", "Momentary surprise", "The norm of the gradient that the token writes, summed over its window, before the learning rate."],
   ["momentum_norm", "Past surprise", "The norm of the surprise accumulator after the token."],
   ["lr", "Learning rate", "The inner learning rate (lr): how strongly a token is written."],
-  ["retain", "Retain", "What the memory keeps of itself at this token. 1 forgets nothing."],
-  ["momentum", "Momentum", "What the surprise accumulator keeps of itself at this token. 0 where the memory has none."],
+  ["retain", "Retain", "Share of the memory that is kept at this token. 1 forgets nothing."],
+  ["momentum", "Momentum", "Share of the surprise accumulator that is kept at this token. 0 where the memory has none."],
   ["gate", "Window gate", "The weight of a token inside the window of a write. 1 if the memory has no gate."],
   ["route", "Routing", "How far the gate lets the memory in, mean over its heads: 0 is attention alone, 1 is all of the memory."],
   ["share", "Memory's share", "The norm of the memory's output, as a fraction of the norms of both parts. The other part is attention."],
@@ -249,7 +249,7 @@ function paintMemory() {
   });
   const add = (title, unit, note, series, extra) => { if (series.length) memoryCurves.append(chart({ title, unit, note, xName: "tokens read", whole: true, series, ...extra })); };
   add("Norm", "Frobenius", "", each("norm"), {});
-  add("Moved", "norm of W − W₀", "How far the weights are from their learned start.", each("moved"), { zero: true });
+  add("Moved", "norm of W − W₀", "Distance of the weights from their initial values.", each("moved"), { zero: true });
   add("Effective rank", "", "exp of the entropy of the singular values, scaled to a sum of 1: how many directions are in use.", each("rank"), {});
   layers.forEach((l, i) => {
     const m = l && l.maps[Math.min(map, l.maps.length - 1)];
@@ -272,7 +272,7 @@ function routing() {
       if (r.route !== undefined) numbers.push(`gate to memory ${fmt(r.route, 3)} ± ${fmt(r.spread, 2)}`, `closed to memory ${percent(r.to_attention)}`, `open to memory ${percent(r.to_memory)}`);
       if (r.retain !== undefined) numbers.push(`half-life ${r.retain < 1 ? fmt(Math.log(0.5) / Math.log(r.retain), 3) + " tokens" : "endless"}`);
       if (r.effective_rank !== undefined) numbers.push(`effective rank ${fmt(r.effective_rank, 3)}`);
-      if (r.relearning !== undefined) numbers.push(`a chunk teaches ${percent(r.relearning)} of what it teaches a fresh memory`);
+      if (r.relearning !== undefined) numbers.push(`relearning ${percent(r.relearning)} of a fresh memory's`);
       const track = share === undefined ? null : el("div", { class: "track", "aria-hidden": "true" }, el("i", { style: `width:${(100 * share).toFixed(1)}%` }));
       rows.append(el("div", { class: "bar-row" }, el("div", {}, `Layer ${r.layer} (${r.kind}): ${words}`), track, el("div", { class: "numbers" }, ...numbers.map((n) => el("span", {}, n)))));
     }
@@ -297,7 +297,7 @@ function set(change) {
   about.textContent = QUANTITIES.find(([name]) => name === state.quantity)[2];
 }
 
-const bar = el("div", { class: "controls", role: "group", "aria-label": "What the text is coloured by" });
+const bar = el("div", { class: "controls", role: "group", "aria-label": "Colour of the text" });
 const about = el("p", { class: "soft", style: "margin-top:10px" });
 let built = null;
 function controls(heads) {
@@ -323,7 +323,7 @@ const tiles = el("div", { class: "tiles" });
 PANELS.forEach((panel, i) => {
   const from = PANELS.length > 1 ? `${letter(i)}: ` : "";
   tiles.append(tile(`${from}tokens`, fmt(panel.tokens.length)), tile(`${from}perplexity`, fixed(panel.perplexity["learning"])));
-  if (panel.perplexity.frozen !== undefined) tiles.append(tile(`${from}with frozen memories`, fixed(panel.perplexity.frozen)));
+  if (panel.perplexity.frozen !== undefined) tiles.append(tile(`${from}no test-time learning`, fixed(panel.perplexity.frozen)));
   if (panel.perplexity.off !== undefined) tiles.append(tile(`${from}with memory off`, fixed(panel.perplexity.off)));
 });
 const anyMuon = PANELS.some((p) => p.layers.some((l) => l.rule === "muon"));
@@ -331,7 +331,7 @@ const READS = "A read of the memory's first map is what remains of its initial w
 const MUON = " With rule muon a write goes through Newton–Schulz, which is not a sum over tokens: C is then the lr of each commit times the token's part in it, with parts that sum to 1. This weighs the inputs of Newton–Schulz, not its output.";
 
 PAGE.append(
-  el("header", {}, el("h1", {}, PANELS.map((p) => p.name).join(" and ")), el("p", { class: "soft" }, "What the memory did with a text, token by token."), tiles, ...PANELS.flatMap((p) => p.notes).filter((n, i, all) => all.indexOf(n) === i).map((n) => el("p", { class: "soft" }, n))),
+  el("header", {}, el("h1", {}, PANELS.map((p) => p.name).join(" and ")), el("p", { class: "soft" }, "The memory while it reads a text, token by token."), tiles, ...PANELS.flatMap((p) => p.notes).filter((n, i, all) => all.indexOf(n) === i).map((n) => el("p", { class: "soft" }, n))),
   bar, about,
   el("div", { class: "reading" }, el("div", { class: "panels" }, ...views.map((v) => v.card)), detail),
   el("p", { class: "soft" }, `Point at a token, or move with the arrow keys. Underlined are the tokens its read resembles. ${READS}${anyMuon ? MUON : ""}`),
