@@ -310,9 +310,18 @@ def draw_name(draw: random.Random, split: str, words: OpenWords | None = None) -
     kind = draw.random()
     if kind < 0.1:
         return "my"
-    if words is not None and kind < 0.3:
-        return draw.choice(words.capital)
+    if words is not None and kind < 0.5:
+        return draw.choice(words.capital) if kind < 0.35 else made_up(draw, first)
     return draw.choice(first) if kind < 0.8 else f"{draw.choice(first)} {draw.choice(last)}"
+
+
+def made_up(draw: random.Random, names: list[str]) -> str:
+    """The beginning of one name and the end of another: a name of training that no list has."""
+    while True:
+        a, b = draw.sample(names, 2)
+        name = a[: draw.randint(2, 4)] + b[-draw.randint(2, 4) :].lower()
+        if not is_test(name):
+            return name
 
 
 def draw_value(draw: random.Random, relation: str, split: str, words: OpenWords | None = None) -> str:

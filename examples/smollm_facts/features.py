@@ -3,7 +3,7 @@
 The base does not change and nothing writes below the memory, so its layers up to the memory see each text once. Training then
 touches the memory and the layers above it alone, and text between facts and questions costs only writes.
 
-python features.py OUT --text FILE ... [--layer 12] [--dialogues 4000] [--text-tokens 300000] [--split train]
+python features.py OUT --text FILE ... [--source 2] [--layer 29] [--dialogues 1200] [--text-tokens 300000] [--split train]
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from mnemos.attach import smollm
 
 SINKS = 4
+WINDOW = 256
 BATCH = 24
+QUESTIONS = 6  # of a dialogue
 POSITIONS = (80, 300, 1000, 3000, 6000, 10000, 16000)  # of the first token behind the sinks
 
 
 @dataclass
 class Segment:
     """Tokens that are read together behind the sinks. spans: of tokens (begin, end) of the values in it; answer: where the answer
-    begins, for a question; ids: token ids; source (T, D): what the memory reads; states (T, D): of questions, and of texts on demand, the stream in front of
-    the layer to which the memory adds."""
+    begins, for a question; ids: token ids; source (T, D): what the memory reads; states (T, D): of segments that are read as a whole, the
+    stream in front of the layer to which the memory adds."""
 
     kind: str
     ids: list[int]
@@ -40,6 +42,7 @@ class Segment:
     answer: int = 0
     facts: tuple[Fact, ...] = ()
     position: int = 0
+    is_whole: bool = False
     source: Tensor | None = None
     states: Tensor | None = None
 
@@ -80,14 +83,14 @@ def text_segment(tokenizer: Any, draw: random.Random, texts: Texts, split: str, 
 class Below:
     """The layers of the base below `layer`, with the sinks at positions 0 to 3 and segments far behind them."""
 
-    def __init__(self, model: Any, tokenizer: Any, source: int, layer: int, kinds: tuple[str, ...] = ("asked",)):
-        self.body, self.source, self.layer, self.kinds = model.model, source, layer, kinds
+    def __init__(self, model: Any, tokenizer: Any, source: int, layer: int):
+        self.body, self.source, self.layer = model.model, source, layer
         self.sinks = tokens(tokenizer, SYSTEM)[:SINKS]
 
     @torch.no_grad()
     def __call__(self, segments: list[Segment], draw: random.Random) -> None:
-        """Fill in the position and the states of segments of one kind."""
-        width, is_whole = max(len(s.ids) for s in segments), segments[0].kind in self.kinds
+        """Fill in the position and the states of segments, all of which are read as a whole, or none."""
+        width, is_whole = max(len(s.ids) for s in segments), segments[0].is_whole
         for s in segments:
             s.position = draw.choice(POSITIONS)
         ids = torch.tensor([self.sinks + s.ids + [0] * (width - len(s.ids)) for s in segments])
@@ -116,25 +119,28 @@ def positions_of(starts: list[int], width: int) -> Tensor:
 
 
 def causal(width: int) -> Tensor:
-    """(1, 1, T, T) bool."""
-    return torch.ones(width, width, dtype=torch.bool).tril()[None, None]
+    """(1, 1, T, T) bool: the window, and the sinks in front of it."""
+    behind = torch.arange(width).unsqueeze(1) - torch.arange(width)
+    return ((behind >= 0) & ((behind < WINDOW) | (torch.arange(width) < SINKS)))[None, None]
 
 
 def make(tokenizer: Any, draw: random.Random, texts: Texts, options: Any) -> list[Segment]:
-    """Segments of dialogues and text, without states."""
+    """Segments of dialogues and text, without states. In a dialogue people share relations, and each has several."""
     segments, words = [], OpenWords.of(tokenizer.convert_ids_to_tokens(range(len(tokenizer))))
-    for _ in range(options.dialogues):
+    for n in range(options.dialogues):
         facts = draw_facts(
-            draw, draw.choice([2, 3, 4, 5]), options.split, words=words if options.split == "train" else None
+            draw, draw.choice([4, 8, 13, 16]), options.split, words=words if options.split == "train" else None
         )
         segments.append(told_segment(tokenizer, draw, facts, options.split))
-        for fact in draw.sample(facts, 2):
+        for fact in draw.sample(facts, min(QUESTIONS, len(facts))):
             before = (
                 "" if draw.random() < 0.75 else read(draw, texts.piece(draw, draw.randrange(20, 300)), options.split)
             )
             segments.append(question_segment(tokenizer, draw, fact, options.split, before))
-    for _ in range(options.text_tokens // 250):
+            segments[-1].is_whole = n * QUESTIONS < options.questions
+    for n in range(options.text_tokens // 250):
         segments.append(text_segment(tokenizer, draw, texts, options.split, 250))
+        segments[-1].is_whole = n * 250 < options.whole_text
     return segments
 
 
@@ -142,11 +148,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out")
     parser.add_argument("--text", nargs="+", required=True)
-    parser.add_argument("--source", type=int, default=4)
-    parser.add_argument("--layer", type=int, default=12)
-    parser.add_argument("--dialogues", type=int, default=4000)
+    parser.add_argument("--source", type=int, default=2)
+    parser.add_argument("--layer", type=int, default=29)
+    parser.add_argument("--dialogues", type=int, default=1200)
     parser.add_argument("--text-tokens", type=int, default=300_000)
-    parser.add_argument("--whole-text", action="store_true", help="keep the stream of texts too")
+    parser.add_argument("--questions", type=int, default=1500, help="questions that are read up to --layer")
+    parser.add_argument("--whole-text", type=int, default=30_000, help="tokens of text that are read up to --layer")
     parser.add_argument("--split", default="train")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -156,13 +163,11 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
     texts = Texts([Path(p) for p in options.text], (0.0, 0.9) if options.split == "train" else (0.9, 1.0))
     segments = make(tokenizer, draw, texts, options)
-    kinds = ("asked", "text") if options.whole_text else ("asked",)
-    below, begin, done = Below(model, tokenizer, options.source, options.layer, kinds), time.time(), 0
+    below, begin, done = Below(model, tokenizer, options.source, options.layer), time.time(), 0
     batches = []
-    for kind in ("told", "asked", "text"):
-        some = sorted((s for s in segments if s.kind == kind), key=lambda s: len(s.ids))
+    for kind in (("told", False), ("asked", False), ("text", False), ("asked", True), ("text", True)):
+        some = sorted((s for s in segments if (s.kind, s.is_whole) == kind), key=lambda s: len(s.ids))
         batches += [some[i : i + BATCH] for i in range(0, len(some), BATCH)]
-    draw.shuffle(batches)
     for n, part in enumerate(batches):
         below(part, draw)
         done += sum(len(s.ids) for s in part)
