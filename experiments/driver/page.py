@@ -21,11 +21,11 @@ INTRODUCTION = """## How to read this page
 Every table and picture on this page is made from the files in
 `experiments/*/results.json` by `python experiments/run.py --write`, and the tests check that it still is.
 
-    python experiments/run.py mqar           # run what is missing of one experiment, show its tables and what they say of its claims
+    python experiments/run.py mqar           # run what is missing of one experiment, show its tables and the verdicts on its claims
     python experiments/run.py --all --quick  # a small version of every experiment, and whether the orders of the kept results come out again
 
 ± is the 95 % interval over seeds; a number without it is one seed. Behind a claim it is the interval of the difference over n pairs of runs that
-are alike in all but what is compared, in seed and in size, and *within noise* says that this interval holds 0, or that of a level over seeds
+are alike in all but what is compared, in seed and in size, and *within noise* means that this interval holds 0, or that of a level over seeds
 the level. With fewer than three pairs seeds alone may differ by 0.05 bits, or by 0.25 of the answers (kept results have both): less is
 within noise too. Small models trained for minutes: an order found here need not hold at 1.3 B parameters. Numbers with a claim's source are the
 paper's.
