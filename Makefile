@@ -27,6 +27,7 @@ $(DEMO_STAMP): pyproject.toml constraints.txt
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP))
 	@echo "2 of 2: the demo"
 	$(BIN)/mnemos demo --open
+	@echo "source $(BIN)/activate puts mnemos on your path."
 
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'

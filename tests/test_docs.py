@@ -40,7 +40,7 @@ from mnemos.train.telemetry import TRACKERS
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MODULES = [m.name for m in pkgutil.walk_packages(mnemos.__path__, "mnemos.")]
-RUN_BY_ANOTHER_TEST = {"data.md"}  # tests/data/test_data_page.py
+RUN_BY_ANOTHER_TEST = {"data.md", "attach.md"}  # tests/data/test_data_page.py, tests/train/test_attached_page.py
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +105,10 @@ def test_links_to_other_pages_lead_somewhere(page):
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if commands(p)], ids=lambda p: p.name)
-def test_every_command_of_a_page_is_understood(page, monkeypatch, capsys):
+def test_every_command_of_a_page_is_understood(page, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name, content in re.findall(r"```yaml\n# (\S+)\n(.*?)```", page.read_text(), re.DOTALL):
+        Path(name).write_text(content)
     understood = []
     for name, command in cli.COMMANDS.items():
 

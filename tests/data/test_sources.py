@@ -190,5 +190,5 @@ def test_ranks_that_do_not_fit_are_one_sentence(tmp_path):
 
 def test_too_little_text_is_one_sentence(tmp_path):
     (tmp_path / "a.txt").write_text("short")
-    with pytest.raises(ValueError, match=r"leaves 6 tokens to train on, fewer than a row \(seq_len=64\)"):
+    with pytest.raises(ValueError, match=r"leaves 6 tokens to train on, fewer than one sequence \(seq_len=64\)"):
         opened(tmp_path, tmp_path / "a.txt")

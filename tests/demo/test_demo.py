@@ -18,7 +18,7 @@ from rich.console import Console
 
 from mnemos.cli import main
 from mnemos.demo import DemoPlan, run, training
-from mnemos.demo.facts import PEOPLE, THINGS, VOCABULARY, facts, lesson, told, word
+from mnemos.demo.facts import PEOPLE, THINGS, VOCABULARY, facts, lesson, pair_ids, word
 from mnemos.demo.measure import bits_per_byte, recall_by_distance, save_and_load
 from mnemos.demo.results import FULL_ATTENTION, WINDOW_ONLY, WITH_MEMORY, example_of
 from mnemos.demo.shown import bar
@@ -108,7 +108,7 @@ def test_asking_in_between_does_not_disturb_the_reading():
 
 def test_what_is_told_is_read_in_the_order_of_training():
     people, things = facts(1, 3, np.random.default_rng(1))
-    assert told(people, things)[0, :2].tolist() == [people[0, 0].item(), things[0, 0].item()]
+    assert pair_ids(people, things)[0, :2].tolist() == [people[0, 0].item(), things[0, 0].item()]
 
 
 def test_saving_and_loading_changes_nothing(tmp_path):

@@ -160,23 +160,58 @@ def test_the_command_lm_eval_runs_on_a_checkpoint_with_remote_code(tasks, saved,
         "--model_args",
         f"pretrained={copied},trust_remote_code=True,dtype=float32,max_length=512",
     ]
-    command = [
-        sys.executable,
-        "-m",
-        "lm_eval",
-        "run",
-        *arguments,
-        "--tasks",
-        "local_rolling",
-        "--include_path",
-        str(folder),
-    ]
-    place = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    assert "bits_per_byte" in lm_eval_on_the_command_line([*arguments, "--tasks", "local_rolling"], folder, tmp_path)
+
+
+def lm_eval_on_the_command_line(arguments: list[str], tasks, home) -> str:
+    """What `lm_eval run` prints, in a process that does not import mnemos by itself."""
+    command = [sys.executable, "-m", "lm_eval", "run", *arguments, "--include_path", str(tasks)]
+    place = {"HF_HOME": str(home / "home"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [*command, "--device", "cpu", "--batch_size", "1"], capture_output=True, text=True, env=os.environ | place
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "bits_per_byte" in done.stdout
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_an_attached_model_runs_under_lm_evals_own_model_and_under_ours(tasks, tmp_path, hf_bytes, capsys):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from mnemos.attach import attach, save_merged
+    from mnemos.cli import main
+
+    folder, _ = tasks
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    base = LlamaForCausalLM(LlamaConfig(vocab_size=260, **sizes, bos_token_id=None, eos_token_id=None)).eval()
+    attached = attach(base, layers=[1], window=16, memory={"preset": "deltanet", "heads": 2})
+    with torch.no_grad():
+        attached.memories["1"].gate.normal_()
+    place = save_merged(attached, tmp_path / "attached", hf_bytes)
+    arguments = [
+        "--model",
+        "hf",
+        "--model_args",
+        f"pretrained={place},trust_remote_code=True,dtype=float32,max_length=2048",
+    ]
+    printed = lm_eval_on_the_command_line([*arguments, "--tasks", ",".join(TASKS)], folder, tmp_path)
+    theirs = float(next(line for line in printed.splitlines() if "bits_per_byte" in line).split("|")[7])
+    capsys.readouterr()
+    flags = [
+        "--suite",
+        "harness",
+        "--harness",
+        *TASKS,
+        "--include-path",
+        str(folder),
+        "--output",
+        str(tmp_path / "e.json"),
+    ]
+    assert main(["eval", str(place), *flags]) in (0, None)
+    rows = {row["task"]: row for row in json.loads((tmp_path / "e.json").read_text())["suites"]["harness"]["rows"]}
+    assert set(rows) == set(TASKS)
+    assert rows["local_rolling"]["bits_per_byte,none"] == pytest.approx(theirs, abs=2e-4)
 
 
 def test_remote_code_is_for_our_models_only(tmp_path):

@@ -49,7 +49,7 @@ def test_a_token_id_out_of_range_is_named_with_its_place(model, name, bad):
         "generate": lambda: model.generate(ids, max_new_tokens=2),
         "decode": lambda: model(ids[:, 1:], past_key_values=model.state(ids[:, :1])),
     }
-    place = "row 1, position 0" if name == "decode" else "row 1, position 1"
+    place = "batch row 1, position 0" if name == "decode" else "batch row 1, position 1"
     refused(calls[name], f"token {bad} in {place}", "0 .. 255", "tokenizer")
 
 
@@ -90,8 +90,8 @@ def test_embeddings_that_do_not_fit_are_refused(model, embeds, words):
     [
         ([[1, 2, 3]], "labels are a list"),
         (IDS.float(), "labels have type torch.float32"),
-        (torch.tensor([[1, 2, 300]]), "token 300 in row 0, position 2 of labels"),
-        (torch.tensor([[1, -5, 3]]), "token -5 in row 0, position 1 of labels"),
+        (torch.tensor([[1, 2, 300]]), "token 300 in batch row 0, position 2 of labels"),
+        (torch.tensor([[1, -5, 3]]), "token -5 in batch row 0, position 1 of labels"),
     ],
 )
 def test_labels_that_are_no_tokens_are_refused(model, labels, words):
@@ -130,9 +130,9 @@ def test_a_number_that_is_not_finite_is_blamed_on_x_and_its_row(value, fields):
     mem, x = NeuralMemory(dim=32, heads=2, **fields), torch.randn(3, 10, 32)
     x[1, 3, 5] = value
     for call in (mem, mem.write, lambda x: mem(x, trace=True), torch.no_grad()(mem)):
-        text = refused(lambda call=call: call(x), f"x is {value} in row 1, position 3", "mask")
+        text = refused(lambda call=call: call(x), f"x is {value} in batch row 1, position 3", "mask")
         assert "gates" not in text
-    refused(lambda: torch.no_grad()(mem)(x[:, 3:4]), f"x is {value} in row 1, position 0")
+    refused(lambda: torch.no_grad()(mem)(x[:, 3:4]), f"x is {value} in batch row 1, position 0")
     mask = torch.ones(3, 10, dtype=torch.bool)
     mask[1, 3] = False
     assert mem(x, mask=mask)[0].isfinite().all()
@@ -155,11 +155,11 @@ def test_gates_that_are_not_finite_are_named_by_row_and_count_as_a_bad_step():
     q, k, v = torch.randn(3, 2, 6, 1, 4)
     state, lr = spec.initial_state([torch.zeros(1, 4, 4)], batch=2), torch.full((2, 6, 1), 0.1)
     lr[1, 4] = math.inf
-    with pytest.raises(ValueError, match=r"gates\.lr .* first in row 1, position 4") as caught:
+    with pytest.raises(ValueError, match=r"gates\.lr .* first in batch row 1, position 4") as caught:
         scan(q, k, v, Gates(lr=lr), state, spec)
     assert isinstance(caught.value, NotFiniteError)
     lr[1, 4] = -1.0
-    with pytest.raises(ValueError, match="first in row 1, position 4") as caught:
+    with pytest.raises(ValueError, match="first in batch row 1, position 4") as caught:
         scan(q, k, v, Gates(lr=lr), state, spec)
     assert not isinstance(caught.value, NotFiniteError)
 

@@ -40,7 +40,7 @@ def test_a_state_with_a_matrix_too_small_is_refused_by_the_kernel(name, cut):
     state = memory.write(torch.randn(2, 5, 32))
     matrices = getattr(state, name)
     broken = dataclasses.replace(state, **{name: [cut(matrices[0]).contiguous(), *matrices[1:]]})
-    with pytest.raises(ValueError, match="refused its arguments"):
+    with pytest.raises(ValueError, match="rejects its arguments"):
         memory(torch.randn(2, 1, 32), broken)
     spec, gates = memory.spec, Gates(lr=torch.ones(2, 1, 4), momentum=torch.zeros(2, 1, 4))
     q = torch.randn(2, 1, 4, spec.key_dim)
@@ -56,7 +56,7 @@ def test_matrices_of_other_rows_never_give_memory_that_nobody_wrote(rows, tokens
     state, other = (memory.write(torch.randn(n, 5, 32)).clone() for n in (3, rows))
     for names in (("weights", "momentum", "anchor"), ("weights",), ("momentum",), ("anchor",), ("start",)):
         mixed = dataclasses.replace(state, **{name: getattr(other, name) for name in names})
-        with pytest.raises(ValueError, match=r"refused its arguments|is expected"):
+        with pytest.raises(ValueError, match=r"rejects its arguments|is expected"):
             memory(torch.randn(3, tokens, 32), mixed)
 
 
@@ -85,7 +85,7 @@ def test_attention_refuses_a_position_outside_of_its_ring(position):
     attention = Attention(dim=32, heads=4, window=8)
     _, cache = attention(torch.randn(2, 5, 32))
     wrong = dataclasses.replace(cache, position=torch.tensor([5, position]))
-    with pytest.raises(ValueError, match="refused its arguments"):
+    with pytest.raises(ValueError, match="rejects its arguments"):
         attention(torch.randn(2, 1, 32), wrong)
 
 
@@ -143,7 +143,7 @@ def attend(
 def test_the_attention_kernel_refuses_arrays_that_are_too_small(wrong):
     assert attend().shape == (2, 1, 32)
     assert attend(conv=torch.randn(4, 96), tail=torch.zeros(2, 3, 96)).shape == (2, 1, 32)
-    with pytest.raises(ValueError, match="refused its arguments"):
+    with pytest.raises(ValueError, match="rejects its arguments"):
         attend(**wrong)
 
 
@@ -164,7 +164,7 @@ def test_the_step_kernel_refuses_vectors_that_are_too_small(which):
         tensors[0] = torch.randn(6, 1, 3)
     else:
         tensors[which] = tensors[which][:5].contiguous()
-    with pytest.raises(ValueError, match="refused its arguments"):
+    with pytest.raises(ValueError, match="rejects its arguments"):
         run()
 
 
@@ -194,12 +194,12 @@ def test_the_layer_kernel_refuses_every_array_that_is_too_small():
     for name in names:
         size = getattr(layer, name)
         setattr(layer, name, size - 4)
-        with pytest.raises(ValueError, match="refused its arguments"):
+        with pytest.raises(ValueError, match="rejects its arguments"):
             call(x)
         setattr(layer, name, size)
         setattr(layer, name.removesuffix("_bytes"), None)
         if name not in ("start_norm_bytes", "output_gate_bytes"):  # which a layer may not have
-            with pytest.raises(ValueError, match="refused its arguments"):
+            with pytest.raises(ValueError, match="rejects its arguments"):
                 call(x)
         call, x = layer_call(**WINDOWED)
         _, _, _, layer, arrays = call.structs
@@ -207,7 +207,7 @@ def test_the_layer_kernel_refuses_every_array_that_is_too_small():
         size = arrays.matrices[at]
         if size:
             arrays.matrices[at] = size - 4
-            with pytest.raises(ValueError, match="refused its arguments"):
+            with pytest.raises(ValueError, match="rejects its arguments"):
                 call(x)
             arrays.matrices[at] = size
     assert call(x).shape == (3, 1, 16)
@@ -233,7 +233,7 @@ def test_the_layer_kernel_refuses_every_array_that_is_too_small():
 def test_the_layer_kernel_refuses_sizes_that_do_not_fit(part, name, value):
     call, x = layer_call(**WINDOWED)
     setattr(call.structs[part], name, value)
-    with pytest.raises(ValueError, match="refused its arguments"):
+    with pytest.raises(ValueError, match="rejects its arguments"):
         call(x)
 
 
@@ -242,7 +242,7 @@ def test_the_layer_kernel_refuses_sizes_that_do_not_fit(part, name, value):
 def test_the_layer_kernel_refuses_a_rule_that_does_not_fit(name, value):
     call, x = layer_call(**WINDOWED)
     setattr(call.structs[2].rule, name, value)
-    with pytest.raises(ValueError, match="refused its arguments"):
+    with pytest.raises(ValueError, match="rejects its arguments"):
         call(x)
 
 
@@ -271,7 +271,7 @@ def test_small_maps_refuse_arrays_that_are_too_small():
         lambda: token.join(x, x, x, torch.randn(3, 8), torch.randn(3), 0.0, False),
         lambda: token.ends(torch.empty(0)),
     ):
-        with pytest.raises(ValueError, match="refused its arguments"):
+        with pytest.raises(ValueError, match="rejects its arguments"):
             call()
 
 
@@ -292,7 +292,7 @@ def test_the_scan_kernels_refuse_every_array_that_is_too_small(choices, backward
                 if value is None or not value.numel():
                     continue
                 short = value.flatten()[:-1].contiguous()
-                with pytest.raises(ValueError, match="refused its arguments"):
+                with pytest.raises(ValueError, match="rejects its arguments"):
                     real(name, kind, what, back, **arrays | {key: short})
                 names.add(key)
         real(name, kind, what, back, **arrays)

@@ -127,7 +127,9 @@ def test_one_past_serves_several_questions_and_several_pasts_never_mix():
     found = model.generate(questions, attention_mask=torch.ones_like(questions), past_key_values=past, **GREEDY)
     assert torch.equal(found[:, 20:], answers(model, torch.cat([before.repeat_interleave(2, 0), questions], 1)))
     for options in ({}, dict(num_return_sequences=2, do_sample=True), dict(num_beams=2)):  # one question, two pasts
-        with pytest.raises(ValueError, match=r"past_key_values has 2 rows, but input_ids has 1; see cache\.select"):
+        with pytest.raises(
+            ValueError, match=r"past_key_values has 2 batch rows, but input_ids has 1; see cache\.select"
+        ):
             model.generate(questions[:1], past_key_values=past, **GREEDY | options)
 
 

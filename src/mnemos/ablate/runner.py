@@ -30,7 +30,7 @@ OnCell = Callable[[dict[str, Any]], object]
 
 @dataclass(frozen=True)
 class AblationSettings:
-    """Everything that a score depends on besides the ablation and the seed.
+    """All settings of a score except the ablation and the seed.
 
     overrides: of `presets.config`. vocab_size and pairs are those of MQAR; the other tasks have their own. data: files and folders of the task
     text, as the sources of `mnemos.data`; empty for Python's own documentation.

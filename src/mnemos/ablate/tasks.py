@@ -1,6 +1,6 @@
 """Tasks of the ablations: MQAR, five tasks of MAD, and text.
 
-Shapes: B rows, T tokens.
+Shapes: B batch rows, T tokens.
 """
 
 from __future__ import annotations

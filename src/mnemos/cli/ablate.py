@@ -39,7 +39,7 @@ def ablate(
         ablations: no-polynomial, gd, shallow, window-1, no-memory, no-gates, no-momentum, no-forgetting; by default all that change the preset.
         seeds: trainings per ablation.
         steps: optimiser steps per training.
-        batch_size: rows per step.
+        batch_size: sequences per step.
         lr: peak learning rate.
         length: tokens per example.
         pairs: facts per example, for mqar.

@@ -53,7 +53,9 @@ def attach(
     model = open_pretrained(place)
     model = attach_to(model, config) if load is None else load_adapter(model, load)
     count = sum(p.numel() for p in model.memories.parameters())
-    print(f"{count:,} parameters of memories beside layers {', '.join(model.memories)} of {type(model.base).__name__}")
+    print(
+        f"{count:,} parameters of memories beside layer{'s' * (len(model.memories) > 1)} {', '.join(model.memories)} of {type(model.base).__name__}"
+    )
     if load is None:
         print("They are untrained: the model answers as its base until you train them (docs/attach.md).")
     if adapter:
@@ -62,7 +64,9 @@ def attach(
         return
     has_tokenizer = not os.path.isdir(place) or any(os.path.isfile(os.path.join(place, n)) for n in TOKENIZER_FILES)
     path = save_merged(model, out, AutoTokenizer.from_pretrained(place) if has_tokenizer else None)
-    print(f"{path}: open it with AutoModelForCausalLM.from_pretrained({str(path)!r}) after `import mnemos`")
+    print(
+        f"{path}: open it with AutoModelForCausalLM.from_pretrained({str(path)!r}) after `import mnemos`, or with: mnemos chat {path}"
+    )
 
 
 def _layers(text: str) -> str | list[int]:

@@ -15,7 +15,7 @@ def chat(
     store: Path | None = None,
     memory: bool = True,
     max_new_tokens: int = 256,
-    temperature: float = 0.7,
+    temperature: float | None = None,
     seed: int | None = None,
     system: str = "",
     device: str = "cpu",
@@ -31,7 +31,7 @@ def chat(
         store: folder of the sessions; by default mnemos/sessions in the user's data folder.
         memory: --no-memory answers every turn from an empty state, for comparison.
         max_new_tokens: largest number of tokens of an answer.
-        temperature: sampling temperature; 0 for the likeliest token.
+        temperature: sampling temperature; 0 for the likeliest token. By default 0 for SmolLM2 with its memory, else 0.7.
         seed: random seed, for answers that can be repeated.
         system: system prompt of a new session.
         device: torch device.
@@ -46,7 +46,8 @@ def chat(
     from .chat_loop import ChatLoop, default_name, default_store, size_text
     from .chat_models import open_chat_model
 
-    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "seed": seed}
+    options |= {} if temperature is None else {"temperature": temperature}
     Sampling(**options)
     name = check_name(session or default_name())
     folder = SessionStore(store or default_store())
@@ -55,6 +56,7 @@ def chat(
             stream.reconfigure(errors="replace")
     logging.disable_progress_bar()
     opened = open_chat_model(model, device)
+    options = {"temperature": opened.temperature} | options
     mode = "write" if memory else "off"
     if folder.exists(name):
         current = Session.load(opened.model, opened.tokenizer, folder, name, memory=mode)

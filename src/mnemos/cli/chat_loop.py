@@ -113,11 +113,11 @@ class ChatLoop:
         if not is_question(line):
             self.remember(line)
             return
-        told = [turn["content"] for turn in self.session.turns if not is_question(turn["content"])]
+        facts = [turn["content"] for turn in self.session.turns if not is_question(turn["content"])]
         self.answer(line, max_new_tokens=1, temperature=0.0)
         person = person_in(line)
-        if person is not None and not any(person.lower() in text.lower() for text in told):
-            print(f"(a guess: no line of this session has told it about {person})")
+        if person is not None and not any(person.lower() in text.lower() for text in facts):
+            print(f"(a guess: no line of this session mentions {person})")
 
     def remember(self, text: str) -> None:
         if self.session.memory != "write":

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
+from importlib.util import find_spec
 from typing import Any
 
 GAME = """A game of facts with the demo's model: {size:,} parameters, trained on this
 machine. It has no language: its only words are 32 people and 32 things.
-Tell it up to 8 facts (remember Alice is lamp), then ask (what is Alice?).
+Give it up to 8 facts (remember Alice is lamp), then ask (what is Alice?).
 Answers come from a memory of fixed size. Asked about a person who was not
 mentioned, it guesses."""
+
+SMOLLM = """SmolLM2-135M-Instruct, which reads its last 256 tokens, with a memory of fixed size.
+The memory keeps facts of one form: Anna's home city is Paris. My job is baker.
+Ask for one by its words, now or thousands of tokens later: What is Anna's home city?"""
 
 
 @dataclass
 class ChatModel:
-    """A model in evaluation mode with its tokenizer. about: printed at the start. is_game: it is the demo's model."""
+    """A model in evaluation mode with its tokenizer. about: printed at the start. is_game: it is the demo's model.
+
+    temperature: of answers, unless the user sets another.
+    """
 
     model: Any
     tokenizer: Any
     about: str
     is_game: bool = False
+    temperature: float = 0.7
 
 
 def open_chat_model(path: str | None, device: str = "cpu") -> ChatModel:
@@ -46,24 +54,18 @@ def _from_folder(path: str, device: str) -> ChatModel:
     return ChatModel(model, tokenizer, f"{path}: {_size(model):,} parameters")
 
 
-def adapter_path() -> Path:
-    """The file of the packaged adapter for SmolLM2, whether it exists or not."""
-    return Path(__file__).parent.parent / "attach" / "adapters" / "smollm2.safetensors"
-
-
 def _smollm(device: str) -> ChatModel | None:
-    """SmolLM2 with its packaged adapter; None, and a sentence on stderr, if either is not installed."""
-    from ..attach import load_adapter, smollm
+    """SmolLM2 with its packaged adapter; None, and a sentence on stderr, if it is not installed."""
+    from ..attach import load_adapter, smollm, smollm_adapter
     from ..attach.smollm import INSTALL, cache_folder, find_gguf
 
     try:
+        if find_spec("peft") is None:
+            raise ValueError("the adapter has LoRA maps, and peft is not installed")
         if not cache_folder().is_dir():
             find_gguf()
     except ValueError:
         print(f"SmolLM2 is not installed, so the demo's model answers; for SmolLM2: {INSTALL}", file=sys.stderr)
-        return None
-    if not adapter_path().is_file():
-        print("There is no trained adapter for SmolLM2 in this version, so the demo's model answers.", file=sys.stderr)
         return None
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -71,8 +73,8 @@ def _smollm(device: str) -> ChatModel | None:
 
     folder = smollm()
     base: Any = AutoModelForCausalLM.from_pretrained(folder)
-    model = load_adapter(base, adapter_path()).to(open_device(device)).eval()
-    return ChatModel(model, AutoTokenizer.from_pretrained(folder), "SmolLM2-135M-Instruct with a memory")
+    model = load_adapter(base, smollm_adapter()).to(open_device(device)).eval()
+    return ChatModel(model, AutoTokenizer.from_pretrained(folder), SMOLLM, temperature=0.0)
 
 
 def _game(device: str) -> ChatModel:

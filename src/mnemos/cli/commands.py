@@ -55,7 +55,7 @@ COMMANDS = {
         ),
         Command(
             "audit",
-            "Test any causal language model: causality, caches, rows, padding, state, gradients, memory, recall.",
+            "Test any causal language model: causality, caches, batches, padding, state, gradients, memory, recall.",
             "audit:audit",
         ),
         Command(

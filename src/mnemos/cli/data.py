@@ -25,12 +25,12 @@ class BuildData:
 
 @dataclass
 class ShowData(BuildData):
-    """Print counts of the documents read and skipped, and the first rows of a training with this seed."""
+    """Print counts of the documents read and skipped, and the first sequences of a training with this seed."""
 
     rows: int = 2
-    """How many rows."""
+    """Sequences to print."""
     width: int = 400
-    """Characters to print of each row."""
+    """Characters to print of each sequence."""
     seed: int = 0
     """Seed of the order of the data."""
 

@@ -18,6 +18,8 @@ def demo(output: Path = Path("runs/demo"), seconds: float | None = None, seed: i
     """
     import dataclasses
 
+    from transformers.utils import logging
+
     from ..demo import DemoPlan, run
     from ..demo.training import Curriculum
 
@@ -25,6 +27,7 @@ def demo(output: Path = Path("runs/demo"), seconds: float | None = None, seed: i
         raise ValueError(f"seconds={seconds!r} must be > 0")
     if seed < 0:
         raise ValueError(f"seed={seed} must be 0 or more")
+    logging.disable_progress_bar()
     report = run(output, DemoPlan(seconds=seconds, curriculum=dataclasses.replace(Curriculum(), seed=seed)))
     if open and _has_screen():
         import webbrowser

@@ -17,6 +17,7 @@ def export(
 ) -> None:
     """Write the model of a run as a transformers folder, with a model card (README.md).
 
+    Of a run with a pretrained base, the folder has the adapter alone.
     Any number of processes may have trained it. The card contains the run's eval.json if it was measured on the exported weights.
 
     Args:
@@ -29,4 +30,7 @@ def export(
     from ..train.runs import export as write
 
     path = write(run, out, checkpoint, average, allow_missing)
-    print(f"{path}: open it with AutoModelForCausalLM.from_pretrained({str(path)!r}) after `import mnemos`")
+    if (path / "config.json").is_file():
+        print(f"{path}: open it with AutoModelForCausalLM.from_pretrained({str(path)!r}) after `import mnemos`")
+    else:
+        print(f"{path}: one folder with the base: mnemos attach BASE OUT --load {path}/adapter.safetensors")

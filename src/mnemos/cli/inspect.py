@@ -72,7 +72,8 @@ def _print(seen) -> None:
     """Print the routing of tokens and the vitality of the memory, layer by layer, and warnings."""
     from .tables import print_table
 
-    perplexity = ", ".join(f"{x:.3f} {name}" for name, x in seen.perplexities().items())
+    kinds = {"learning": "with test-time learning", "frozen": "without", "off": "with memory off"}
+    perplexity = ", ".join(f"{x:.3f} {kinds[name]}" for name, x in seen.perplexities().items())
     print(f"{seen.name}: {'the first ' * seen.cut}{len(seen.tokens):,} tokens, perplexity {perplexity}")
     names = ("surprise", "lr", "retain", "momentum", "gate", "route", "share", "to_attention", "to_memory")
     names += ("effective_rank", "distance", "relearning")

@@ -10,20 +10,20 @@ Packing = Literal["documents", "stream", "windows"]
 
 @dataclass
 class DataConfig:
-    """Sources, tokenizer, and how documents are packed into rows."""
+    """Sources, tokenizer, and how documents are packed into sequences."""
 
     sources: tuple[str, ...] = ("embedded",)
     """Files, folders, named sources (embedded, smollm-corpus and its parts) or hub datasets (owner/name, owner/name@subset); append `:0.4` for a weight."""
     tokenizer: str = "bytes"
     """bytes, bpe:32000 (trained on the sources at first use), a tokenizer.json, a folder, or a hub name."""
     seq_len: int = 512
-    """Tokens per row."""
+    """Tokens per sequence."""
     batch_size: int = 8
-    """Rows of the global batch in one micro-step, over all processes."""
+    """Sequences of the global batch in one micro-step, over all processes."""
     packing: Packing = "stream"
-    """stream: concatenated documents, cut into rows. documents: rows of whole documents, separated by position_ids. windows: as documents, with long ones cut into overlapping windows."""
+    """stream: concatenated documents, cut into sequences. documents: sequences of whole documents, separated by position_ids. windows: as documents, with long ones cut into overlapping windows."""
     carry_state: bool = False
-    """Row b of a batch continues row b of the previous batch; the tensor `continues` marks these rows."""
+    """Sequence b of a batch continues sequence b of the previous batch; the tensor `continues` marks these sequences."""
     overlap_ratio: float = 0.0
     """Share of a window that repeats the end of the previous one (packing windows)."""
     val_fraction: float = 0.02

@@ -70,7 +70,7 @@ class Data:
             tokens = part["train"].tokens
             if tokens < (config.seq_len if config.packing == "stream" and not config.carry_state else 2):
                 raise ValueError(
-                    f"source {name!r} leaves {tokens} tokens to train on, fewer than a row (seq_len={config.seq_len}): "
+                    f"source {name!r} leaves {tokens} tokens to train on, fewer than one sequence (seq_len={config.seq_len}): "
                     "give more text or a smaller seq_len"
                 )
         if config.val_fraction and self.report.splits["validation"] < 2:

@@ -47,7 +47,7 @@ def open_hub(name: str, subset: str | None, split: str) -> Any:
     except hub.errors.RepositoryNotFoundError:
         raise ValueError(f"source {where!r} is not a file, a folder, a named source or a hub dataset") from None
     except hub.errors.HfHubHTTPError as refused:
-        raise ValueError(f"the hub refused dataset {where!r}: {str(refused).splitlines()[0]}") from None
+        raise ValueError(f"the hub does not return dataset {where!r}: {str(refused).splitlines()[0]}") from None
     except Exception as wrong:
         if _is_network(wrong):
             raise ValueError(

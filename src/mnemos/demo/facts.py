@@ -1,10 +1,10 @@
 """The demo's task: facts, then a text, then questions about the facts.
 
-    told       Alice lamp  Bruno key  ...        pairs of a person and a thing, one token each
+    facts      Alice lamp  Bruno key  ...        pairs of a person and a thing, one token each
         between    bytes of real text                the distance between facts and questions
-    asked      Bruno ?  Alice ?  ...             the thing is the answer
+    questions  Bruno ?  Alice ?  ...             the thing is the answer
 
-Ids 0..255 are bytes, then come the people, then the things. Shapes: B rows, T tokens, P pairs.
+Ids 0..255 are bytes, then come the people, then the things. Shapes: B batch rows, T tokens, P pairs.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def facts(rows: int, pairs: int, rng: np.random.Generator) -> tuple[Tensor, Tens
     return torch.from_numpy(people), torch.from_numpy(things)
 
 
-def told(people: Tensor, things: Tensor) -> Tensor:
+def pair_ids(people: Tensor, things: Tensor) -> Tensor:
     """Pairs as tokens: (B, P) and (B, P) -> (B, 2P)."""
     return torch.stack([people, things], -1).flatten(1)
 
@@ -78,8 +78,8 @@ def lesson(text: np.ndarray, rows: int, pairs: int, gap: int, rng: np.random.Gen
     """
     people, things = facts(rows, pairs, rng)
     order = torch.from_numpy(rng.random((rows, pairs)).argsort(1))
-    asked = told(people.gather(1, order), things.gather(1, order))
-    ids = torch.cat([told(people, things), excerpts(text, rows, gap, rng), asked], 1)
+    asked = pair_ids(people.gather(1, order), things.gather(1, order))
+    ids = torch.cat([pair_ids(people, things), excerpts(text, rows, gap, rng), asked], 1)
     of_text, of_answer = torch.zeros_like(ids, dtype=torch.bool), torch.zeros_like(ids, dtype=torch.bool)
     of_text[:, 2 * pairs + 1 : 2 * pairs + gap] = True  # the first byte has no preceding text
     of_answer[:, 2 * pairs + gap + 1 :: 2] = True

@@ -1,6 +1,6 @@
 """The facts game: sentences about people and things, as tokens of the demo's model.
 
-The model knows 32 people and 32 things, one token each, and nothing else. A fact is a person and a thing; a question is a person, behind
+The model's vocabulary is 32 people and 32 things, one token each. A fact is a person and a thing; a question is a person, behind
 a few bytes of text, as in its training.
 """
 

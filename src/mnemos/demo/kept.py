@@ -12,7 +12,7 @@ from filelock import FileLock
 from ..attach.folders import whole_folder
 from ..data.files import cache_folder
 from ..models import MnemosForCausalLM
-from .facts import facts, told
+from .facts import facts, pair_ids
 from .game import BEFORE_QUESTION
 from .results import DemoPlan
 from .training import ProgressHook, one_thread, train, training_text
@@ -75,7 +75,7 @@ def keep(model: MnemosForCausalLM) -> bool:
 def game_recall(model: MnemosForCausalLM, rows: int = 16, pairs: int = 6, seed: int = 1) -> float:
     """Recall of facts in the form of the game: facts one after the other, then one question each."""
     people, things = facts(rows, pairs, np.random.default_rng(seed))
-    cache = model.state(told(people, things))
+    cache = model.state(pair_ids(people, things))
     text = torch.tensor([list(BEFORE_QUESTION.encode())]).expand(rows, -1)
     right = 0
     for i in range(pairs):

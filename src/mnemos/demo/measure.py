@@ -1,6 +1,6 @@
 """Measurements of the demo: recall by distance with the bytes of the state, a saved and loaded state, bits per byte of text.
 
-Shapes: B rows, P pairs, T tokens.
+Shapes: B batch rows, P pairs, T tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..models import MnemosCache, MnemosForCausalLM
-from .facts import excerpts, facts, lesson, told, word
+from .facts import excerpts, facts, lesson, pair_ids, word
 
 READ_TOKENS = 1024  # tokens per call while a long text is read
 EXCERPT_CHARACTERS = 220  # of the beginning and of the end of a text that is shown
@@ -28,7 +28,7 @@ Advance = Callable[[int], object]
 
 @dataclass(frozen=True)
 class Asked:
-    """Answers (B, P) at one distance and the correct ones; bytes of one row's state; seconds of reading so far; text: that of the first row."""
+    """Answers (B, P) at one distance and the correct ones; bytes of one sequence's state; seconds of reading so far; text: that of the first sequence."""
 
     distance: int
     people: Tensor
@@ -43,7 +43,7 @@ class Asked:
         return (self.answers == self.right).double().mean().item()
 
     def examples(self) -> list[tuple[str, str, str]]:
-        """Person, thing, and the model's answer, for the first row."""
+        """Person, thing, and the model's answer, for the first sequence."""
         rows = zip(self.people[0].tolist(), self.right[0].tolist(), self.answers[0].tolist())
         return [(word(person), word(thing), said(answer)) for person, thing, answer in rows]
 
@@ -55,7 +55,7 @@ def said(token: int) -> str:
 
 @torch.no_grad()
 def ask(model: MnemosForCausalLM, cache: MnemosCache, people: Tensor) -> Tensor:
-    """Query every row, each question from the same state: people (B, P) -> answers (B, P). One copy of the state at a time."""
+    """Query every sequence, each question from the same state: people (B, P) -> answers (B, P). One copy of the state at a time."""
     columns = people.split(1, 1)
     return torch.stack([model(x, past_key_values=cache.fork(1)).logits[:, -1].argmax(-1) for x in columns], 1)
 
@@ -70,7 +70,7 @@ def recall_by_distance(
     seed: int,
     advance: Advance | None = None,
 ) -> Iterator[tuple[Asked, MnemosCache]]:
-    """Read each row's facts, then text; query after each of `distances` tokens. Yields the answers and the cache at that position.
+    """Read each sequence's facts, then text; query after each of `distances` tokens. Yields the answers and the cache at that position.
 
     Queries do not change the cache. A text that ends starts over.
     """
@@ -78,7 +78,7 @@ def recall_by_distance(
     people, things = facts(rows, pairs, rng)
     between = excerpts(np.resize(text, max(len(text), max(distances))), rows, max(distances), rng)
     begin = time.perf_counter()
-    cache, done = model.state(told(people, things)), 0
+    cache, done = model.state(pair_ids(people, things)), 0
     for distance in sorted(distances):
         while done < distance:
             piece = between[:, done : min(done + READ_TOKENS, distance)]

@@ -19,7 +19,7 @@ PAGE_CSS = """
 .panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 440px), 1fr)); gap: 16px; margin-top: 16px }
 .panels h2 { margin: 0 0 4px } .wide { grid-column: 1 / -1 }
 .story { display: grid; grid-template-columns: max-content 1fr; gap: 8px 16px; margin: 8px 0 0 } .story dt { color: var(--soft) } .story dd { margin: 0; min-width: 0; overflow-wrap: anywhere }
-.story .text { max-height: 9em; overflow-y: auto; font: 0.85rem/1.45 ui-monospace, "DejaVu Sans Mono", monospace; color: var(--soft) }
+.story .text { max-height: 8.7em; overflow-y: auto; font: 0.85rem/1.45 ui-monospace, "DejaVu Sans Mono", monospace; color: var(--soft) }
 .right { color: var(--good); font-weight: 600 } .wrong { color: var(--bad) }
 @media (max-width: 600px) { .story { grid-template-columns: 1fr; gap: 0 } .story dd { margin-bottom: 8px } }
 """

@@ -20,7 +20,7 @@ MODEL_NAMES = (WITH_MEMORY, WINDOW_ONLY, FULL_ATTENTION)
 class DemoPlan:
     """Settings of the demo. window: of the memory model's attention; baseline_window: of the model that has nothing else.
 
-    distances: tokens between facts and questions, in `rows` rows of curriculum.pairs facts. attention_distances: those at which full
+    distances: tokens between facts and questions, in `rows` sequences of curriculum.pairs facts. attention_distances: those at which full
     attention is asked; beyond, its time and its cache grow out of a demo. conv_width: of the baselines' attention. Memories have such a
     convolution too; attention does not learn recall without one. seconds: an upper limit of each training; None for none.
     """

@@ -81,7 +81,7 @@ class Evaluator:
         return context_length_scaling(self.lm, None, base_text, lengths, **choices)
 
     def vitality(self, text: str, other: str, **choices) -> list[dict[str, Any]]:
-        """A text after more and more tokens of another, with the memory carried, fresh and frozen; lengths=, tokens=."""
+        """The same text after more and more tokens of another text, with the memory carried, fresh, and with no test-time learning; lengths=, tokens=."""
         return vitality_suite(self.lm, None, text, other, **choices)
 
     def mqar(self, **choices) -> list[dict]:

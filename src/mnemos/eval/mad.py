@@ -1,6 +1,6 @@
 """The six MAD tasks: scores of models trained on them, and the decoder of the compression task.
 
-Shapes: B rows, T tokens, D hidden size, V vocabulary.
+Shapes: B batch rows, T tokens, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Adapter of causal language models for the evaluations: read, score, continue. Long texts are streamed through the state in pieces.
 
-Shapes: B rows, T tokens, V vocabulary, O options.
+Shapes: B batch rows, T tokens, V vocabulary, O options.
 """
 
 from __future__ import annotations

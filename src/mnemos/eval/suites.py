@@ -128,7 +128,7 @@ def usual_suites(with_text: bool) -> tuple[str, ...]:
 
 @register_suite(
     "perplexity",
-    "perplexity of a text: all tokens, by position, by context length, with learning and with frozen memory",
+    "perplexity of a text: all tokens, by position, by context length, with and without test-time learning",
     ("what", "memory", "tokens", "perplexity", "bits_per_byte"),
     needs_text=True,
     usual=True,
@@ -282,7 +282,7 @@ def _length(c: Context, progress: ProgressCallback | None) -> Rows:
 
 @register_suite(
     "vitality",
-    "the same text after more and more tokens of other text: state carried, fresh and frozen; effective rank, relearning",
+    "the same text after more and more tokens of other text: state carried, fresh, and with no test-time learning (frozen); effective rank, relearning",
     ("length", "carried", "fresh", "frozen", "effective_rank", "distance", "relearning"),
     work=lambda c: vitality_work(c.settings.stream_lengths, c.settings.stream_text),
     plot=panels.vitality,

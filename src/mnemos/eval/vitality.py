@@ -1,6 +1,6 @@
 """Vitality of a model's memories on long streams: the same text after more and more tokens of other text.
 
-Shapes: B rows, T tokens, D hidden size.
+Shapes: B batch rows, T tokens, D hidden size.
 """
 
 from __future__ import annotations

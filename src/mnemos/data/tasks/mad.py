@@ -14,7 +14,7 @@ Layout, ids, sizes and distributions are those of the published code (athms/mad-
 
 * `multi_query` is always on, as in all published settings: no copy token, and every repeated key is scored, not only the last one;
 * only recall has noise, as in the published settings;
-* a recall row always has a pair that is not noise, and a motif that is scored was always shown. In the published code, the pair to be
+* a recall example always has a pair that is not noise, and a motif that is scored was always shown. In the published code, the pair to be
   kept can lie after all drawn pairs (an error if all of them are noise), and a short motif can be due after the last position;
 * blanks of selective copying are drawn from the seed (in the published code, from numpy's global generator);
 * recall and memorization raise an error for odd lengths, as recall does in the published code.
