@@ -33,12 +33,29 @@ FLAGS = (
     "--hide-scrollbars",
     "--force-device-scale-factor=1",
 )
-# Errors of scripts and violations of the policy, from the first moment of a page.
+# Errors of scripts and violations of the policy, and how many answers of the server are awaited, from the first moment of a page.
 WATCH = """
+window.awaited = 0;
+const counted = (call) => function (...args) {
+  awaited++;
+  return call.apply(this, args).finally(() => { awaited--; });
+};
+window.fetch = counted(window.fetch);
+for (const name of ["json", "text", "blob", "arrayBuffer"]) Response.prototype[name] = counted(Response.prototype[name]);
 window.troubles = [];
 addEventListener("error", (e) => troubles.push("error: " + e.message));
 addEventListener("unhandledrejection", (e) => troubles.push("rejection: " + (e.reason?.message ?? e.reason)));
 document.addEventListener("securitypolicyviolation", (e) => troubles.push(`policy: ${e.violatedDirective} ${e.blockedURI}`));
+"""
+# Ends when the page has come to rest: nothing is awaited for three frames (streams that go on count until they begin), or after two seconds.
+SETTLE = """
+const done = arguments[0], end = performance.now() + 2000;
+let calm = 0;
+(function look() {
+  calm = window.awaited ? 0 : calm + 1;
+  if (calm > 3 || performance.now() > end) done(null);
+  else requestAnimationFrame(() => setTimeout(look));
+})();
 """
 KEYS = {"Enter": "\ue007", "Escape": "\ue00c", "Tab": "\ue004", "Down": "\ue015", "Up": "\ue013", "Left": "\ue012"}
 KEYS |= {"Right": "\ue014", "Home": "\ue011", "End": "\ue010", "Shift": "\ue008", "Control": "\ue009"}
@@ -103,9 +120,15 @@ class Browser:
         self._call("POST", "/url", {"url": "about:blank"})
         if url != "about:blank":
             self._call("POST", "/url", {"url": url})
+            self.settle()
 
     def run(self, script: str, *args: Any) -> Any:
         return self._call("POST", "/execute/sync", {"script": script, "args": list(args)})
+
+    def settle(self) -> None:
+        """Wait until the page has dealt with what was clicked or typed: events and closing dialogs are tasks of their own."""
+        with contextlib.suppress(BrowserError):  # the action opened another page
+            self._call("POST", "/execute/async", {"script": SETTLE, "args": []})
 
     def all(self, css: str) -> list[str]:
         found = self._call("POST", "/elements", {"using": "css selector", "value": css})
@@ -126,6 +149,7 @@ class Browser:
     def click(self, css: str, text: str = "") -> None:
         """A real click, in the middle of the element, once nothing covers it."""
         self.until(lambda: self._clicked(css, text), f"{css} with {text!r} cannot be clicked")
+        self.settle()
 
     def _clicked(self, css: str, text: str) -> bool:
         try:
@@ -138,6 +162,7 @@ class Browser:
 
     def type(self, css: str, text: str) -> None:
         self._call("POST", f"/element/{self.find(css)}/value", {"text": text})
+        self.settle()
 
     def press(self, *keys: str) -> None:
         """Keys to whatever has the focus; "Shift+Tab" holds the first."""
@@ -146,6 +171,7 @@ class Browser:
             actions = [{"type": "keyDown", "value": part} for part in parts]
             actions += [{"type": "keyUp", "value": part} for part in reversed(parts)]
             self._call("POST", "/actions", {"actions": [{"type": "key", "id": "keys", "actions": actions}]})
+            self.settle()
 
     def hover(self, css: str, text: str = "") -> None:
         move = {"type": "pointerMove", "duration": 0, "origin": {ELEMENT: self.find(css, text)}, "x": 0, "y": 0}
