@@ -173,7 +173,7 @@ def test_the_thread_ends_with_its_batches(tmp_path, corpus):
     next(data.train)
     assert any(thread.name == "mnemos-data" for thread in set(threading.enumerate()) - others)
     del data
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while any(thread.name == "mnemos-data" for thread in set(threading.enumerate()) - others):
         assert time.monotonic() < deadline
         time.sleep(0.02)

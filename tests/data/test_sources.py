@@ -21,11 +21,11 @@ def test_the_embedded_text_needs_nothing_and_is_the_same_every_time():
     assert any('"""' in text and "def " in text for text in texts)
 
 
-def test_the_embedded_text_is_ready_in_two_seconds(tmp_path):
-    start = time.perf_counter()
+def test_the_embedded_text_is_ready_in_two_seconds_of_processor_time(tmp_path):
+    start = time.process_time()
     data = opened(tmp_path, "embedded")
     next(data.train)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
     assert data.vocab_size == 256 and data.report.bytes > 4e6
 
 
