@@ -9,14 +9,13 @@ python benchmarks/smollm.py [--prompt 512] [--tokens 24] [--rounds 9]
 from __future__ import annotations
 
 import argparse
-import random
 import time
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from harness import machine, median, table
+from harness import interval, machine, median, table
 from mnemos.attach import load_adapter, smollm, smollm_adapter
 from mnemos.serve import Choice, Engine, Job, Limits
 from mnemos.sessions import Dialogue, Sampling
@@ -49,13 +48,6 @@ def answered(model: Any, dialogue: Dialogue, ids: torch.Tensor, count: int) -> f
 
 def _nothing(_: Any) -> None:
     pass
-
-
-def interval(values: list[float], draws: int = 2000) -> tuple[float, float]:
-    """95 % bootstrap interval of the median."""
-    picker = random.Random(0)
-    found = sorted(median(picker.choices(values, k=len(values))) for _ in range(draws))
-    return found[int(0.025 * draws)], found[int(0.975 * draws)]
 
 
 def main() -> None:
