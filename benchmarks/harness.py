@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import platform
+import random
 import statistics
 import subprocess
 import sys
@@ -43,6 +44,13 @@ def times(function: Callable[[], object], runs: int = 7, warm: int = 2) -> list[
 
 def median(values: list[float]) -> float:
     return statistics.median(values)
+
+
+def interval(values: list[float], draws: int = 2000) -> tuple[float, float]:
+    """95 % bootstrap interval of the median."""
+    picker = random.Random(0)
+    found = sorted(median(picker.choices(values, k=len(values))) for _ in range(draws))
+    return found[int(0.025 * draws)], found[int(0.975 * draws)]
 
 
 def memory(field: str) -> float:

@@ -1,9 +1,9 @@
 """`mnemos serve` beside the bare model: overhead, batches, first tokens, others' long prompts, idle sessions, start-up.
 
-The server is a process of its own with one thread of torch; the bare model runs here, with one thread too, in turn with the server.
-Times are of the clock; CPU time, of all threads of the server, says more on a busy machine.
+The server is a process of its own; the bare model runs here, with one thread, in turn with the server: ratios are of one round each.
+CPU time, of all threads of the server, says more on a busy machine than the clock.
 
-python benchmarks/serving.py [--preset titans-mag] [--tokens 200] [--rounds 5] [--idle 200] [--prompt 100000]
+python benchmarks/serving.py [--preset titans-mag] [--tokens 200] [--rounds 5] [--threads 1] [--idle 200] [--prompt 100000]
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from typing import Any
 
 import torch
 
-from harness import machine, median, table
+from harness import interval, machine, median, table
 from mnemos.models import MnemosForCausalLM, presets
 
 SESSIONS = 16
+HEADER = ["", "by the clock", "ratio (95 % interval)", "CPU time of all threads", "ratio (95 % interval)"]
 TURN = "and where is it now?"  # 20 tokens
 
 
@@ -57,8 +58,7 @@ class Client:
 
 def cpu(pid: int) -> float:
     """Seconds of CPU time of all threads of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return sum(int(task.read_text().split()[0]) for task in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
 
 
 def resident(pid: int) -> float:
@@ -66,16 +66,28 @@ def resident(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 2**20
 
 
-def start(folder: str, store: str) -> tuple[subprocess.Popen, int, float]:
+def start(folder: str, store: str, threads: int) -> tuple[subprocess.Popen, int, float]:
     """A server, its port, and the seconds until it listened."""
-    words = [sys.executable, "-m", "mnemos", "serve", folder, "--port", "0", "--store", store, "--threads", "1"]
+    words = [
+        sys.executable,
+        "-m",
+        "mnemos",
+        "serve",
+        folder,
+        "--port",
+        "0",
+        "--store",
+        store,
+        "--threads",
+        str(threads),
+    ]
     began = time.perf_counter()
     process = subprocess.Popen(
         [*words, "--warm", "60M"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": str(threads)},
     )
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -124,53 +136,44 @@ async def gaps(client: Client, count: int, prompt: int) -> tuple[float, float, f
 
 async def run(client: Client, model: MnemosForCausalLM, pid: int, arguments: argparse.Namespace) -> None:
     count, rows = arguments.tokens, []
-    bares, streams, batches = [], [], []
-    bare_cpu, stream_cpu, batch_cpu = [], [], []
+    found: dict[str, list[float]] = {name: [] for name in ("bare", "stream", "batch", "first")}
+    spent: dict[str, list[float]] = {name: [] for name in ("bare", "stream", "batch")}
     await one_stream(client, 20)
+    await many_streams(client, 5)
     for _ in range(arguments.rounds):
-        bares.append(bare(model, 1, count))
-        bare_cpu.append(bare(model, 1, count, time.thread_time))
+        spent["bare"].append(bare(model, 1, count, time.thread_time))
+        found["bare"].append(bare(model, 1, count))
+        began = cpu(pid)
+        await client.stream(1)
+        first = cpu(pid)
+        found["stream"].append(await one_stream(client, count))
+        spent["stream"].append((cpu(pid) - first - (first - began)) / (count - 1))
+        found["first"].append((await client.stream(2, session="warm"))[0])
         before = cpu(pid)
-        streams.append(await one_stream(client, count))
-        stream_cpu.append((cpu(pid) - before) / count)
-        before = cpu(pid)
-        batches.append(await many_streams(client, count))
-        batch_cpu.append((cpu(pid) - before) / count / SESSIONS)
-    rows.append(["generate, one row", each_token(bares), "", f"{1e3 * median(bare_cpu):.2f} ms"])
-    rows.append(
-        [
-            "server, one stream",
-            each_token(streams),
-            f"overhead {percent(streams, bares)}",
-            f"{1e3 * median(stream_cpu):.2f} ms: {percent(stream_cpu, bare_cpu)}",
-        ]
-    )
-    ratio = [b * s for b, s in zip(batches, streams)]
-    ratio_cpu = [s / b for b, s in zip(batch_cpu, stream_cpu)]
-    rows.append(
-        [
-            f"server, {SESSIONS} sessions",
-            f"{median(batches):,.0f} tokens/s",
-            f"{median(ratio):.2f} of one stream ({min(ratio):.2f} to {max(ratio):.2f})",
-            f"{1e3 * median(batch_cpu):.2f} ms: {median(ratio_cpu):.2f} times as many tokens",
-        ]
-    )
-    firsts = []
-    for _ in range(4 * arguments.rounds):
-        firsts.append((await client.stream(2, session="warm"))[0])
-    rows.append(
-        [
-            "first token of a warm session, turn of 20 tokens",
-            f"{1e3 * median(firsts[2:]):.1f} ms",
-            f"{median(firsts[2:]) / median(streams):.1f} tokens of one stream",
-        ]
-    )
+        found["batch"].append(1 / await many_streams(client, count))
+        spent["batch"].append((cpu(pid) - before) / count / SESSIONS)
+    for name, what, other, text in (
+        ("bare", "generate, one row, a token", "bare", ""),
+        ("stream", "server, one stream, a token", "bare", "of generate"),
+        ("batch", f"server, {SESSIONS} sessions, a token", "stream", "of one stream"),
+        ("first", "first token of a warm session, turn of 20 tokens", "stream", "tokens of one stream"),
+    ):
+        seconds, work = found[name], spent.get(name)
+        clock = f"{ratio(seconds, found[other])} {text}" if text else ""
+        time_spent = f"{ratio(work, spent[other])} {text}" if text and work else ""
+        rows.append([what, f"{1e3 * median(seconds):.2f} ms", clock])
+        rows[-1] += [f"{1e3 * median(work):.2f} ms", time_spent] if work else ["", ""]
+    if not arguments.prompt:
+        print(table(HEADER, rows))
+        return
     quiet, quiet99, busy, busy99 = await gaps(client, count, arguments.prompt)
     rows.append(
         [
             f"between tokens, while a prompt of {arguments.prompt:,} is read",
             f"median {1e3 * busy:.2f} ms, 99 % {1e3 * busy99:.2f} ms",
             f"alone {1e3 * quiet:.2f} and {1e3 * quiet99:.2f} ms",
+            "",
+            "",
         ]
     )
     before = resident(pid)
@@ -181,18 +184,18 @@ async def run(client: Client, model: MnemosForCausalLM, pid: int, arguments: arg
             f"{arguments.idle} idle sessions",
             f"{resident(pid) - before:+.0f} MB of memory",
             "60 MB of states are kept warm",
+            "",
+            "",
         ]
     )
-    print(table(["", "", "", "CPU time a token"], rows))
+    print(table(HEADER, rows))
 
 
-def each_token(seconds: list[float]) -> str:
-    return f"{1e3 * median(seconds):.2f} ms a token"
-
-
-def percent(values: list[float], others: list[float]) -> str:
-    found = [a / b - 1 for a, b in zip(values, others)]
-    return f"{median(found):+.1%} ({min(found):+.1%} to {max(found):+.1%})"
+def ratio(values: list[float], others: list[float]) -> str:
+    """Median and interval of the ratios of what was measured in the same round."""
+    found = [a / b for a, b in zip(values, others)]
+    low, high = interval(found)
+    return f"{median(found):.3f} ({low:.3f} to {high:.3f})"
 
 
 def main() -> None:
@@ -202,6 +205,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--idle", type=int, default=200)
     parser.add_argument("--prompt", type=int, default=100_000)
+    parser.add_argument("--threads", type=int, default=1, help="of the server's torch")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -210,7 +214,7 @@ def main() -> None:
     model.generation_config.eos_token_id = None
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(f"{folder}/nano")
-        process, port, seconds = start(f"{folder}/nano", f"{folder}/store")
+        process, port, seconds = start(f"{folder}/nano", f"{folder}/store", arguments.threads)
         try:
             print(f"start-up: {seconds:.1f} s\n", flush=True)
             asyncio.run(run(Client(port), model, process.pid, arguments))

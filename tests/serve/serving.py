@@ -68,7 +68,7 @@ class Running:
 
     def __enter__(self) -> Running:
         self.thread.start()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not self.server.started and time.monotonic() < deadline:
             time.sleep(0.01)
         assert self.server.started
@@ -76,7 +76,7 @@ class Running:
 
     def __exit__(self, *_) -> None:
         self.server.should_exit = True
-        self.thread.join(30)
+        self.thread.join(120)
         self.listener.close()
         assert not self.thread.is_alive()
 
@@ -100,7 +100,18 @@ def sse(text: str) -> list[dict]:
     return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
-def wait_for(condition, seconds: float = 20.0) -> None:
+@contextlib.contextmanager
+def nothing_computed(service):
+    """The engine of a service computes nothing meanwhile: what runs is still running at the end."""
+    rest = threading.Event()
+    service.engine.call(lambda: rest.wait(120))
+    try:
+        yield
+    finally:
+        rest.set()
+
+
+def wait_for(condition, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

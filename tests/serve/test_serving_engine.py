@@ -122,6 +122,27 @@ def test_rows_that_join_and_leave_stay_what_they_are_alone():
             torch.testing.assert_close(x, alone[name], atol=2e-4, rtol=2e-3)
 
 
+def test_rows_that_end_a_chunk_together_keep_their_own_anchors():
+    """After the end of a chunk of all rows, the anchor is the weights: a row that moves must not come between the two."""
+    model, _ = open_model("titans-mag")
+    first = model.state(torch.tensor([[1]])).layers[0]["memory"]  # persistent tokens have been read, too
+    read = 3 * first.spec.chunk_size - int(first.position)
+    ids = {
+        name: torch.randint(0, 200, (1, read + 1), generator=torch.Generator().manual_seed(i))
+        for i, name in enumerate("abcd")
+    }
+    rows = Rows(model)
+    rows.change(joining=[(name, model.state(x[:, :read])) for name, x in ids.items()])
+    rows.step([int(ids[name][0, -1]) for name in rows.keys])
+    left = rows.change(leaving=["a"]) | rows.change(leaving=["b", "c", "d"])
+    for name, cache in left.items():
+        alone = tensors(model.state(ids[name]))
+        for key, x in tensors(cache).items():
+            torch.testing.assert_close(
+                x, alone[key], atol=2e-4, rtol=2e-3, msg=lambda m, n=name, k=key: f"{n} {k}: {m}"
+            )
+
+
 def test_a_batch_shares_the_initial_weights_of_its_rows():
     model, _ = open_model("titans-mag")
     rows = Rows(model)

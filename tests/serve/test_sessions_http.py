@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 
 from mnemos.serve.pace import Pace, Piece
 from mnemos.sessions import Session
-from serving import ANN, BOB, KEYS, OPERATOR, sse, wait_for
+from serving import ANN, BOB, KEYS, OPERATOR, nothing_computed, sse, wait_for
 
 
 def test_a_session_equals_the_same_conversation_in_python(server):
@@ -107,16 +106,15 @@ def test_a_trace_has_a_value_for_each_token_of_the_last_turn(serve_with, kind):
 
 def test_traces_are_requests_with_a_limit_of_their_own(serve_with):
     running = serve_with(max_traces=1)
-    engine, rest = running.service.engine, threading.Event()
+    engine = running.service.engine
     with running.client() as client, ThreadPoolExecutor(1) as pool:
         running.say("hello", "ann", client)
-        engine.call(lambda: rest.wait(30))  # nothing is computed meanwhile
-        first = pool.submit(running.client().get, "/v1/sessions/ann/trace")
-        wait_for(lambda: engine.open_jobs == 1)
-        second = client.get("/v1/sessions/ann/trace")
-        rest.set()
+        with nothing_computed(running.service):
+            first = pool.submit(running.client().get, "/v1/sessions/ann/trace")
+            wait_for(lambda: engine.open_jobs == 1)
+            second = client.get("/v1/sessions/ann/trace")
         assert second.status_code == 429 and "inspected" in second.json()["error"]["message"]
-        assert first.result(30).status_code == 200
+        assert first.result(60).status_code == 200
         assert client.get("/v1/sessions/ann/trace").json() == first.result().json()
 
 

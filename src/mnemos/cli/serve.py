@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import re
+from collections.abc import Generator
 from pathlib import Path
 from typing import Annotated
 
@@ -71,67 +74,81 @@ def serve(
         threads: threads of torch.
         device: torch device.
     """
-    try:
-        from ..serve import Keys, Limits, Log, Service, is_loopback
-        from ..serve import serve as run
-    except ImportError as missing:
-        if (missing.name or "").split(".")[0] not in ("fastapi", "uvicorn", "starlette", "pydantic"):
-            raise
-        raise ValueError("mnemos serve needs the extra serve: pip install 'mnemos[serve]'") from None
-    import torch
-    from transformers.utils import logging
+    with _no_collections():
+        try:
+            from ..serve import Keys, Limits, Log, Service, is_loopback
+            from ..serve import serve as run
+        except ImportError as missing:
+            if (missing.name or "").split(".")[0] not in ("fastapi", "uvicorn", "starlette", "pydantic"):
+                raise
+            raise ValueError("mnemos serve needs the extra serve: pip install 'mnemos[serve]'") from None
+        import torch
+        from transformers.utils import logging
 
-    from ..sessions import SessionStore, model_hash
-    from .chat_loop import default_store
-    from .chat_models import open_chat_model
+        from ..sessions import SessionStore, model_hash
+        from .chat_loop import default_store
+        from .chat_models import open_chat_model
 
-    if not 0 <= port <= 65535:
-        raise ValueError(f"port={port} must be from 0 to 65535")
-    if api_keys is None and not is_loopback(host) and not allow_anyone:
-        raise ValueError(
-            f"host {host} can be reached by others: give --api-keys FILE, or --allow-anyone to let everybody use the server"
+        if not 0 <= port <= 65535:
+            raise ValueError(f"port={port} must be from 0 to 65535")
+        if api_keys is None and not is_loopback(host) and not allow_anyone:
+            raise ValueError(
+                f"host {host} can be reached by others: give --api-keys FILE, or --allow-anyone to let everybody use the server"
+            )
+        keys = Keys({}) if api_keys is None else Keys.load(api_keys)
+        limits = Limits(
+            max_batch=max_batch,
+            max_waiting=max_waiting,
+            max_per_owner=max_per_key,
+            max_choices=min(8, max_batch),
+            max_tokens=max_tokens,
+            max_prompt_tokens=max_prompt_tokens,
+            max_body_bytes=size_of("max-body", max_body),
+            max_import_bytes=size_of("max-import", max_import),
+            request_seconds=seconds_of("timeout", timeout),
+            warm_bytes=size_of("warm", warm),
+            prefill_tokens=prefill_tokens,
+            prefill_budget=prefill_budget,
+            grace_seconds=seconds_of("grace", grace),
         )
-    keys = Keys({}) if api_keys is None else Keys.load(api_keys)
-    limits = Limits(
-        max_batch=max_batch,
-        max_waiting=max_waiting,
-        max_per_owner=max_per_key,
-        max_choices=min(8, max_batch),
-        max_tokens=max_tokens,
-        max_prompt_tokens=max_prompt_tokens,
-        max_body_bytes=size_of("max-body", max_body),
-        max_import_bytes=size_of("max-import", max_import),
-        request_seconds=seconds_of("timeout", timeout),
-        warm_bytes=size_of("warm", warm),
-        prefill_tokens=prefill_tokens,
-        prefill_budget=prefill_budget,
-        grace_seconds=seconds_of("grace", grace),
-    )
-    if threads is not None:
-        if threads < 1:
-            raise ValueError(f"threads={threads} must be at least 1")
-        torch.set_num_threads(threads)
-    logging.disable_progress_bar()
-    sessions = SessionStore(
-        store or default_store(),
-        max_bytes=None if quota is None else size_of("quota", quota),
-        max_sessions=max_sessions,
-        ttl=None if ttl is None else seconds_of("ttl", ttl),
-    )
-    opened = open_chat_model(model, device)
-    chosen = name or (Path(model).resolve().name if model is not None else "mnemos")
-    service = Service(
-        opened.model,
-        opened.tokenizer,
-        sessions,
-        name=chosen,
-        limits=limits,
-        keys=keys,
-        log=Log(contents=log_contents),
-    )
-    model_hash(opened.model)  # once; sessions are bound to it
-    service.engine.warm_up()
+        if threads is not None:
+            if threads < 1:
+                raise ValueError(f"threads={threads} must be at least 1")
+            torch.set_num_threads(threads)
+        logging.disable_progress_bar()
+        sessions = SessionStore(
+            store or default_store(),
+            max_bytes=None if quota is None else size_of("quota", quota),
+            max_sessions=max_sessions,
+            ttl=None if ttl is None else seconds_of("ttl", ttl),
+        )
+        opened = open_chat_model(model, device)
+        chosen = name or (Path(model).resolve().name if model is not None else "mnemos")
+        service = Service(
+            opened.model,
+            opened.tokenizer,
+            sessions,
+            name=chosen,
+            limits=limits,
+            keys=keys,
+            log=Log(contents=log_contents),
+        )
+        model_hash(opened.model)  # once; sessions are bound to it
+        service.engine.warm_up()
     run(service, host, port)
+
+
+@contextlib.contextmanager
+def _no_collections() -> Generator[None]:
+    """No garbage collections while modules are imported and a model is loaded; later ones leave out what lives now."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def seconds_of(option: str, text: str) -> float:

@@ -52,15 +52,18 @@ class Slots:
                 others = [other.layers[i][name] for other in joining]
                 tensors: dict[str, Tensor] = {}
                 gone: list[dict[str, Tensor]] = [{} for _ in leaving]
-                added = [other.tensors() for other in others]
-                for key, x in state.tensors().items():
+                added, held = [other.tensors() for other in others], state.tensors()
+                shared = [x for x in held if x.startswith(SHARED) and _is_one([held[x], *(y[x] for y in added)])]
+                # all of them before a row moves: an anchor may be the weights themselves
+                buffers = {x: self._buffer((i, name, x), held[x], stay + len(others)) for x in held if x not in shared}
+                for key, x in held.items():
                     rows = [found[key] for found in added]
-                    if key.startswith(SHARED) and _is_one([x, *rows]):
+                    if key in shared:
                         tensors[key] = x[:1].expand(stay + len(rows), *x.shape[1:])
                         for found in gone:
                             found[key] = x[:1]
                         continue
-                    buffer = self._buffer((i, name, key), x, stay + len(rows))
+                    buffer = buffers[key]
                     for found, row in zip(gone, leaving):
                         found[key] = buffer[row : row + 1].clone()
                     for to, source in moves:

@@ -12,6 +12,7 @@ from . import build, decode, layer, token
 from .engine import CpuEngine, unsupported_scan
 
 ENGINE = CpuEngine()
+FEW_ROWS = 32
 
 kernel("step", "cpu", decode.unsupported_step)(decode.step)
 kernel("decode", "cpu", decode.unsupported_decode)(decode.decode)
@@ -28,10 +29,10 @@ def scan(*arguments):
 
 
 def _unsupported_linear(x, weight, bias=None) -> str | None:
-    """A single row without gradients: the kernel reads the weight as one stream, at about twice the speed of a matrix product."""
+    """Few rows without gradients: the kernel reads the weight as one stream, at about twice the speed of a matrix product."""
     out, n = weight.shape
-    if not x.numel() == x.shape[-1] == n:
-        return "more than one vector"
+    if x.shape[-1] != n or not 0 < x.numel() <= FEW_ROWS * n:
+        return f"more than {FEW_ROWS} vectors"
     parameters, shapes = ((weight,), ((out, n),)) if bias is None else ((weight, bias), ((out, n), (out,)))
     if not build.readable(parameters, shapes, x.dtype):
         return "parameters must be contiguous"

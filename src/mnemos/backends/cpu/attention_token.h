@@ -101,21 +101,14 @@ int attend(const RingSizes& s, const Ring<T>& p) {
   const int64_t past = s.width - 1;
   for (int64_t b = 0; b < (s.width ? s.B : 0); b++)
     convolve<T>(qkv + b * C, p.tail + b * past * C, p.conv, p.new_tail + b * past * C, past, C);
-  bool enough = true;
-#pragma omp parallel num_threads(s.threads) if (s.threads > 1 && s.B > 1)
-  {
+  std::atomic<int64_t> done{0};
+  share(s.threads, 2 * s.B * s.G * s.D * (s.persistent + s.window), s.B, [&](auto next) {
     const std::unique_ptr<T[]> rest(new (std::nothrow) T[each]);
-    if (!rest) {
-#pragma omp atomic write
-      enough = false;
-    } else if (s.poison) {
-      std::fill_n(rest.get(), each, std::numeric_limits<T>::quiet_NaN());
-    }
-#pragma omp for schedule(dynamic)
-    for (int64_t b = 0; b < s.B; b++)
-      if (rest) attend_row(s, p, b, 0, qkv + b * C, y + b * read, rest.get());
-  }
-  if (!enough) return kNoMemory;
+    if (!rest) return;
+    if (s.poison) std::fill_n(rest.get(), each, std::numeric_limits<T>::quiet_NaN());
+    for (int64_t b; (b = next()) >= 0; done++) attend_row(s, p, b, 0, qkv + b * C, y + b * read, rest.get());
+  });
+  if (done != s.B) return kNoMemory;
   linear(p.gemm, y, p.out.at, p.y.at, s.B, read, s.dim, s.threads);
   return kDone;
 }

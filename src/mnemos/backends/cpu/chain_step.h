@@ -14,6 +14,7 @@
 #include "border.h"
 #include "joints.h"
 #include "product.h"
+#include "team.h"
 #include "window_step.h"
 
 namespace {
@@ -251,27 +252,30 @@ class Token {
   Joint<T> joint[kMaxMaps];
 };
 
+// numbers of the maps of all lanes
+inline int64_t numbers(const Sizes& s) {
+  int64_t each = 0;
+  for (int g = 0; g < s.groups; g++) each += s.maps[g] * s.in[g] * s.out[g];
+  return s.lanes * each;
+}
+
+// All lanes of a `Token` or a piece, and then its branch for some heads; each thread has workspace of its own. false: there is no memory
+template <typename T, typename Part>
+bool on_lanes(const Sizes& s, const Part& part, int64_t heads, int64_t numbers) {
+  std::atomic<int64_t> done{0};
+  share(s.threads, numbers, s.lanes + heads, [&](auto next) {
+    const std::unique_ptr<T[]> ws(new (std::nothrow) T[part.room]);
+    if (!ws) return;
+    if (s.poison) std::fill_n(ws.get(), part.room, std::numeric_limits<T>::quiet_NaN());
+    for (int64_t i; (i = next()) >= 0; done++) i < s.lanes ? part.run(i, ws.get()) : part.read_branch(i - s.lanes, ws.get());
+  });
+  return done == s.lanes + heads;
+}
+
 template <typename T>
 bool step(const Sizes& s, const Arrays<T>& a) {
   const Token<T> token(s, a);
-  bool enough = true;
-#pragma omp parallel num_threads(s.threads) if (s.threads > 1)
-  {
-    const std::unique_ptr<T[]> ws(new (std::nothrow) T[token.room]);
-    if (!ws) {
-#pragma omp atomic write
-      enough = false;
-    } else if (s.poison) {
-      std::fill_n(ws.get(), token.room, std::numeric_limits<T>::quiet_NaN());
-    }
-#pragma omp for schedule(dynamic)
-    for (int64_t lane = 0; lane < s.lanes; lane++)
-      if (ws) token.run(lane, ws.get());
-#pragma omp for schedule(dynamic)
-    for (int64_t head = 0; head < (a.said ? s.heads : 0); head++)
-      if (ws) token.read_branch(head, ws.get());
-  }
-  return enough;
+  return on_lanes<T>(s, token, a.said ? s.heads : 0, numbers(s));
 }
 
 // Whether the sizes of a chain fit each other

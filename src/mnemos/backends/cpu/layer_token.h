@@ -12,11 +12,10 @@
 #include <new>
 
 #include "chain_step.h"
+#include "team.h"
 #include "window_token.h"
 
 namespace {
-
-constexpr int64_t kSerial = 1 << 20;  // numbers of a matrix below which a second thread costs more than it saves
 
 // numbers side by side, as many as a vector register holds, at any address
 template <typename T>
@@ -30,12 +29,13 @@ Vector<T> load(const T* x) {
   return *reinterpret_cast<const Vector<T>*>(x);
 }
 
+constexpr int64_t kRows = 48;  // of a matrix that a thread takes at a time
+
 // y (out) = M (out, in) x + bias: one row after another and each from its start to its end, so that M is read as one stream
 template <typename T>
 void linear(const T* x, const T* M, const T* bias, T* y, int64_t in, int64_t out, int64_t threads) {
   constexpr int64_t L = kLanes<T>;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-  for (int64_t r = 0; r < out; r++) {
+  const auto map_row = [=](int64_t r) {
     const T* row = M + r * in;
     Vector<T> sums[4] = {};  // none waits for another
     int64_t i = 0;
@@ -46,7 +46,11 @@ void linear(const T* x, const T* M, const T* bias, T* y, int64_t in, int64_t out
     for (int k = 0; k < L; k++) total += sum[k];
     for (; i < in; i++) total += x[i] * row[i];
     y[r] = total;
-  }
+  };
+  share(threads, in * out, (out + kRows - 1) / kRows, [=](auto next) {
+    for (int64_t part; (part = next()) >= 0;)
+      for (int64_t r = part * kRows; r < std::min(out, (part + 1) * kRows); r++) map_row(r);
+  });
 }
 
 constexpr int64_t kFew = 32;   // rows up to which the product below is quicker than the one that torch carries
@@ -76,8 +80,7 @@ void linear_few(const T* x, const T* M, T* y, T* packed, int64_t B, int64_t in, 
   for (int64_t first = 0; first < B; first += wide)
     for (int64_t i = 0; i < in; i++)
       for (int64_t b = first; b < first + wide; b++) packed[first * in + i * wide + b - first] = b < B ? x[b * in + i] : T(0);
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-  for (int64_t r = 0; r < out; r += kTile)
+  const auto map_tile = [=](int64_t r) {
     for (int64_t first = 0; first < B; first += wide) {
       const int64_t rows = std::min(wide, B - first);
       const T *some = packed + first * in, *from = M + r * in;
@@ -88,6 +91,12 @@ void linear_few(const T* x, const T* M, T* y, T* packed, int64_t B, int64_t in, 
         for (int64_t k = 0; k < out - r; k++) tile<T, 1, N>(some, from + k * in, to + k, rows, in, out);
       }
     }
+  };
+  static_assert(kRows % kTile == 0);
+  share(threads, B * in * out, (out + kRows - 1) / kRows, [=](auto next) {
+    for (int64_t part; (part = next()) >= 0;)
+      for (int64_t r = part * kRows; r < std::min(out, (part + 1) * kRows); r += kTile) map_tile(r);
+  });
 }
 
 // y (B, out) = x (B, in) Mᵀ, for M (out, in)
@@ -95,7 +104,6 @@ template <typename T>
 void linear(Gemm<T> gemm, const T* x, const T* M, T* y, int64_t B, int64_t in, int64_t out, int64_t threads) {
   const T one = 1, zero = 0, *no_bias = nullptr;
   const int rows = B, columns = out, inner = in;
-  threads = B * in * out >= kSerial ? threads : 1;
   if (B == 1) return linear(x, M, no_bias, y, in, out, threads);
   if (B <= kFew) {
     const int64_t wide = (B <= kLanes<T> ? 1 : 2) * kLanes<T>;

@@ -222,24 +222,7 @@ class Piece {
 template <typename T>
 bool step(const Sizes& s, const Arrays<T>& a, const PieceSizes& p, const View<T>* anchors) {
   const Piece<T> piece(s, a, p, anchors);
-  bool enough = true;
-#pragma omp parallel num_threads(s.threads) if (s.threads > 1)
-  {
-    const std::unique_ptr<T[]> ws(new (std::nothrow) T[piece.room]);
-    if (!ws) {
-#pragma omp atomic write
-      enough = false;
-    } else if (s.poison) {
-      std::fill_n(ws.get(), piece.room, std::numeric_limits<T>::quiet_NaN());
-    }
-#pragma omp for schedule(dynamic)
-    for (int64_t lane = 0; lane < s.lanes; lane++)
-      if (ws) piece.run(lane, ws.get());
-#pragma omp for schedule(dynamic)
-    for (int64_t head = 0; head < (a.said ? s.heads : 0); head++)
-      if (ws) piece.read_branch(head, ws.get());
-  }
-  return enough;
+  return on_lanes<T>(s, piece, a.said ? s.heads : 0, p.time * numbers(s));
 }
 
 }  // namespace

@@ -63,6 +63,7 @@ int block(const BlockSizes& s, const Block<T>& p) {
   if (!ws) return kNoMemory;
   if (s.poison) std::fill_n(ws.get(), 4 * size, std::numeric_limits<T>::quiet_NaN());
   T *normed = ws.get(), *memory = normed + size, *attention = memory + size, *mixed = attention + size;
+  const Helped helped(s.threads, rows * 3 * s.dim * s.hidden);
   const auto scale = [&](const T* x, const T* weight, T* y, double eps) {
     norm(x, weight, y, rows, s.dim, s.dim, T(1) / s.dim, T(eps));
   };
@@ -176,12 +177,14 @@ bool fits(const BlockSizes& s, const Block<T>& p) {
   int mnemos_step_##T(const Sizes* s, const Arrays<T>* a) {                                                              \
     return !fits_step(*s, *a) ? kRefused : step(*s, *a) ? kDone : kNoMemory;                                             \
   }                                                                                                                      \
-  int mnemos_linear_##T(const View<T>* views, int64_t in, int64_t out, int64_t threads) {                                \
+  int mnemos_linear_##T(const View<T>* views, Gemm<T> gemm, int64_t rows, int64_t in, int64_t out, int64_t threads) {    \
     const View<T> x = views[0], M = views[1], bias = views[2], y = views[3];                                             \
     Border border;                                                                                                       \
-    border.sizes({in, out, threads}, 1).array(x, {in}).array(M, {out, in}).optional(bias, {out}).array(y, {out});        \
-    if (!border) return kRefused;                                                                                        \
-    linear<T>(x, M, bias, y, in, out, threads);                                                                          \
+    border.sizes({rows, in, out, threads}, 1).array(x, {rows, in}).array(M, {out, in}).optional(bias, {out});            \
+    if (!gemm || !border.array(y, {rows, out})) return kRefused;                                                         \
+    if (rows == 1) return linear<T>(x, M, bias, y, in, out, threads), kDone;                                             \
+    linear<T>(gemm, x, M, y, rows, in, out, threads);                                                                    \
+    for (int64_t i = 0; bias.at && i < rows * out; i++) y[i] += bias[i % out];                                           \
     return kDone;                                                                                                        \
   }                                                                                                                      \
   int mnemos_norm_##T(const View<T>* views, int64_t rows, int64_t n, int64_t period, double factor, double eps) {        \
@@ -221,6 +224,8 @@ bool fits(const BlockSizes& s, const Block<T>& p) {
   }
 
 extern "C" {
+// numbers from which loops wake helpers, and use those that are awake: tests share small loops
+void mnemos_share_from(int64_t serial, int64_t shared) { serial_numbers = serial, shared_numbers = shared; }
 MNEMOS_TOKEN(float)
 MNEMOS_TOKEN(double)
 }

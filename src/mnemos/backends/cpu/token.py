@@ -41,8 +41,6 @@ from .structs import (
     schedule,
 )
 
-SERIAL = 1 << 20  # numbers of a state or matrix below which a second thread costs more than it saves
-
 
 class Maps(NamedTuple):
     """Fast maps of a state, (B, H, d_in, d_out) each and contiguous: weights, momentum, anchor and initial weights (`shared_rows`) to read,
@@ -58,8 +56,7 @@ class Maps(NamedTuple):
     def sizes(self, rows: int) -> tuple[int, int, bool]:
         """Rows of the initial weights (0 for none, 1 where all rows share them), threads, and whether kernels poison fresh memory."""
         shared = bool(self.W0) and self.W0[0].dim() == 3
-        threads = torch.get_num_threads() if sum(w.numel() for w in self.W) >= SERIAL else 1
-        return (1 if shared else rows) if self.W0 else 0, threads, poison()
+        return (1 if shared else rows) if self.W0 else 0, torch.get_num_threads(), poison()
 
 
 class Piece(NamedTuple):
@@ -96,7 +93,7 @@ class Call:
 
 ARGUMENTS = {  # p: pointer, i: int64, d: double
     "step": "pp",
-    "linear": "piii",
+    "linear": "ppiiii",
     "norm": "piiidd",
     "range": "ppi",
     "layer": "ppppp",
@@ -114,6 +111,13 @@ def _function(name: str, dtype: torch.dtype):
     function.argtypes = [kinds[letter] for letter in ARGUMENTS[name]]
     function.restype = ctypes.c_int
     return function
+
+
+def share_from(serial: int = 1 << 20, shared: int = 1 << 15) -> None:
+    """Set from how many numbers on a kernel wakes other threads for a loop, and shares a loop with those that are awake."""
+    function = library("token").mnemos_share_from
+    function.argtypes, function.restype = [ctypes.c_int64] * 2, None
+    function(serial, shared)
 
 
 def _run(name: str, dtype: torch.dtype, *arguments) -> bool:
@@ -200,12 +204,12 @@ def chain_step(
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear` of one row, x (..., in) with in numbers in all, by the contiguous weight (out, in)."""
+    """`F.linear` of few rows, x (..., in), by the contiguous weight (out, in)."""
     out, n = weight.shape
     x = x.contiguous()
     y = x.new_empty(*x.shape[:-1], out)
-    threads = torch.get_num_threads() if out * n >= SERIAL else 1
-    _run_on("linear", (x, weight, bias, y), x.dtype, n, out, threads)
+    views = x, weight, bias, y
+    _run_on("linear", views, x.dtype, gemm(x.dtype), x.numel() // x.shape[-1], n, out, torch.get_num_threads())
     return y
 
 
