@@ -167,8 +167,7 @@ class _Row:
                 along = [_per_head(kept, s) - g for s, g in zip(self.S, pull)] if spec.nesterov else self.S
                 assert roles.rate is not None
                 rate = roles.rate[:, None, None]
-                commit = spec.update_rule.reference_commit
-                self.W = [commit(w, s, rate, spec) for w, s in zip(self.W, along)]
+                self.W = [spec.update_rule.commit(w, s, rate, spec) for w, s in zip(self.W, along)]
         else:
             self.S = [_per_head(momentum, s) - _per_head(gates.lr, g) for s, g in zip(self.S, G)]
             self.W = [w + s for w, s in zip(self.decayed(retain), self.S)]
