@@ -7,8 +7,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from ...nn.checkpoint import gradients
-from ...nn.derivatives import first_order_only, transformed
+from ...nn.derivatives import first_order_only, gradients, transformed
 from ...nn.norm import rms_norm
 from .build import library, unavailable_reason
 from .operators import PLAIN, Operator, View, check, differentiable, empty, fields, view

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...nn.checkpoint import full_precision
+from ...nn.derivatives import full_precision
 
 UNDERFLOW = {torch.float32: 1e-30, torch.float64: 1e-290}
 

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ...memory.retention import decayed
 from ...memory.spec import MemorySpec
-from ...nn.checkpoint import recomputed
+from ...nn.derivatives import recomputed
 from .chunking import ChunkRun
 from .coefficients import Coefficients, decay_products
 from .inner_grads import Uses, as_entries, by_pair, errors_at_anchor

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...memory.kv_memory import Pairs, kernel_values, logits, normalized, top_logit
 from ...memory.spec import MemorySpec
-from ...nn.checkpoint import recomputed
+from ...nn.derivatives import recomputed
 from .chunking import ChunkRun
 from .coefficients import Coefficients
 from .engine import RunInputs, Tile, rows_read

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState, common_chunk_offset
-from ...nn.checkpoint import in_full_precision
+from ...nn.derivatives import in_full_precision
 from .engine import Engine
 from .tokens import Tokens, close_pairs, open_pairs, prepare, run_grid
 

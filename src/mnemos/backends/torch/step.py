@@ -16,7 +16,7 @@ from ...memory.retention import decayed
 from ...memory.rules import Roles
 from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState, common_chunk_offset
-from ...nn.checkpoint import in_full_precision
+from ...nn.derivatives import in_full_precision
 from .inner_grads import errors_at_anchor
 from .windowed import windowed_step
 

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from ...memory.kv_memory import logits, per_head
 from ...memory.retention import decayed
-from ...memory.scan import inner_loss, scan
+from ...memory.scan import Trace, inner_loss, scan
 from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState
-from ...memory.trace import Trace
-from ...nn.checkpoint import full_precision
+from ...nn.derivatives import full_precision
 from .chunking import TILE
 from .coefficients import decay_products, window_matrix
 from .engine import Engine
