@@ -17,8 +17,8 @@ from ...memory.rules import Roles
 from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState, common_chunk_offset
 from ...nn.derivatives import in_full_precision
+from .engine import windowed_step
 from .inner_grads import errors_at_anchor
-from .windowed import windowed_step
 
 Write = Callable[..., tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]]
 
