@@ -38,7 +38,8 @@ def reference_scan(
     outputs: dict[tuple[int, int], Tensor] = {}
     finals: list[MemoryState] = []
     with torch.inference_mode(False), torch.enable_grad():
-        q, k, v, gates, state = _usable(q), _usable(k), _usable(v), _usable_gates(gates), state.map(_usable)
+        q, k, v, gates, state = _usable(q), _usable(k), _usable(v), gates.map(_usable), state.map(_usable)
+        gates.decay = None if gates.decay is None else _usable(gates.decay)
         for row, tokens in enumerate(rows):
             memory = _Row(state, row, spec, features, k.dtype)
             for b, t in tokens:
@@ -55,10 +56,6 @@ def reference_scan(
 def _usable(x: Tensor) -> Tensor:
     """x, or a copy of it where it was made in inference mode, which autograd refuses to save."""
     return x.clone() if x.is_inference() else x
-
-
-def _usable_gates(gates: Gates) -> Gates:
-    return Gates(**{name: None if x is None else _usable(x) for name, x in vars(gates).items()})  # ty: ignore[invalid-argument-type]
 
 
 class _Row:

@@ -120,7 +120,8 @@ def committed_coefficients(
         last = torch.nn.functional.pad(torch.zeros_like(valid[..., 1:]), (0, 1), value=1.0)
         m = torch.zeros_like(valid[..., 0])
     else:
-        P = suffix_products(momentum, products)  # N G L+1
+        # N G L+1: entry s is the product over s..L-1
+        P = products(torch.nn.functional.pad(momentum.flip(-1), (1, 0), value=1.0))[..., 0].flip(-1)
         last, m = P[..., 1:], P[..., 0]
     last = last * valid
     n = last * window if window.dim() == 3 else (last.unsqueeze(-2) @ window).squeeze(-2)
@@ -136,12 +137,6 @@ def committed_coefficients(
     if momentum is None:
         return Coefficients(own, beta, torch.zeros_like(m), n, m)
     return Coefficients(momentum[..., -1:] * n + own, beta, momentum[..., -1] * m, n, m)
-
-
-def suffix_products(x: Tensor, products: Products = decay_products) -> Tensor:
-    """(..., L) -> (..., L+1): entry s is the product of x over s..L-1, the last entry 1."""
-    reversed_ = torch.nn.functional.pad(x.flip(-1), (1, 0), value=1.0)
-    return products(reversed_)[..., 0].flip(-1)
 
 
 def window_matrix(gate: Tensor, lag_weights: Tensor | None, stride: int, c: int) -> Tensor:

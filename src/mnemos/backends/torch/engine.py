@@ -131,7 +131,7 @@ class Tile:
     def run(self) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
         """y (G, L, V), and W and S at the end."""
         spec = self.spec
-        if moves_inside(spec, self.chunks):
+        if spec.anchor == "token" or self.chunks.subchunks > 1:  # the anchor moves inside the tile
             k, v = as_entries(spec, self.k), as_entries(spec, self.v)
             uses: Uses = [by_pair(spec, [(k, self.solve_errors(k, v))])]
         else:
@@ -241,11 +241,6 @@ class Tile:
 def rows_read(spec: MemorySpec) -> slice:
     """The rows of coefficients at which tokens read."""
     return slice(0, -1) if spec.read == "before" else slice(1, None)
-
-
-def moves_inside(spec: MemorySpec, chunks: ChunkRun) -> bool:
-    """Whether the anchor moves inside a tile of the run."""
-    return spec.anchor == "token" or chunks.subchunks > 1
 
 
 def _outer(matmul, weight: Tensor, use: list[tuple[Tensor, Tensor]]) -> Tensor | float:

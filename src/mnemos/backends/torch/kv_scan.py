@@ -22,7 +22,7 @@ from ...memory.kv_memory import Pairs, kernel_values, logits, normalized, top_lo
 from ...memory.spec import MemorySpec
 from ...memory.state import MemoryState
 from ...nn.derivatives import recomputed
-from .chunking import ChunkRun
+from .chunking import ChunkRun, heads_first
 from .coefficients import Coefficients
 from .engine import Engine, RunInputs, Tile, rows_read, tiles_of
 from .inner_grads import chain_errors
@@ -65,7 +65,7 @@ class ListEngine(Engine):
 
     def __init__(self, opened: Opened):
         super().__init__()
-        self.opened, self.key = opened, opened.key.transpose(1, 2).flatten(0, 1)  # G N K
+        self.opened, self.key = opened, heads_first(opened.key)  # G N K
         heads = opened.key.shape[2]
         offset = None if opened.offset is None else opened.offset.to(self.key.dtype)
         self.offset = None if offset is None else offset.repeat(len(self.key) // heads)[:, None, None]  # G 1 1

@@ -98,6 +98,7 @@ def prepare(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, feature
         gate = torch.cat([state.window_gate.to(dtype), gate], 1)
     if q is not None:
         q = q.to(dtype)
+    roles = spec.update_rule.roles(gates, spec).map(lambda x: x.to(dtype))
     return Tokens(
         query=q,
         lifted_query=q if q is None or features is None else features(q),
@@ -105,16 +106,10 @@ def prepare(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, feature
         raw_value=v,
         lifted_key=spec.lift(features, k),
         gate=gate,
-        roles=roles_of(gates, spec, dtype),
+        roles=roles.replace(lag=gates.lag_weights(spec.window, dtype)),
         engine=engine,
         start=[w.to(dtype) for w in state.start],
     )
-
-
-def roles_of(gates: Gates, spec: MemorySpec, dtype: torch.dtype) -> Roles:
-    """The roles of the gates under the spec's rule, in `dtype`, with decay^j * lag_j as the weight of lag j."""
-    roles = spec.update_rule.roles(gates, spec).map(lambda x: x.to(dtype))
-    return roles.replace(lag=gates.lag_weights(spec.window, dtype))
 
 
 def run_grid(
