@@ -12,8 +12,8 @@ import torch
 
 from harness import machine, median, table, times
 from mnemos.nn import Attention, QKProjection, SegmentAttention
+from mnemos.nn.attention import block_size, sliding_attention
 from mnemos.nn.heads import attend
-from mnemos.nn.sliding import block_size, sliding_attention
 
 
 def blocks(T: int, dim: int, heads: int) -> str:

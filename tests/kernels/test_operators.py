@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers import needs_kernel
-from mnemos.backends.cpu import engine, layer, scan_kernels
+from mnemos.backends.cpu import engine, layer
 from mnemos.backends.torch.chunking import ChunkRun
 from mnemos.backends.torch.coefficients import Coefficients
 from mnemos.backends.torch.engine import RunInputs
@@ -104,7 +104,7 @@ def test_operators_and_eager_calls_have_the_same_bits(monkeypatch):
     results = []
     for compiling in (False, True):
         monkeypatch.setattr("torch.compiler.is_compiling", lambda compiling=compiling: compiling)
-        found = [scan_kernels.decay_products(x, least), layer.gated_norm(y, None, gate, 1e-6)]
+        found = [layer.decay_products(x, least), layer.gated_norm(y, None, gate, 1e-6)]
         found += layer.mix(mixed, None, None, H, (D, D, D), norms)[:3]
         grads = torch.autograd.grad([z.sin().sum() for z in found], [x, y, gate, mixed])
         results.append([*found, *grads])

@@ -124,7 +124,7 @@ def test_norms_are_finite_at_zero_and_never_narrower_than_float32():
 
 
 @pytest.mark.parametrize(
-    "module", ["nn.conv", "nn.norm", "memory.config", "memory.gating", "memory.trace", "memory.layer"]
+    "module", ["nn.conv", "nn.norm", "memory.config", "memory.gating", "memory.scan", "memory.layer"]
 )
 def test_examples_in_docstrings_run(module):
     found = doctest.testmod(importlib.import_module(f"mnemos.{module}"))

@@ -9,7 +9,7 @@ from safetensors.torch import load, save
 
 from helpers import assert_close_rms, randomise
 from mnemos.nn import Attention, AttentionCache
-from mnemos.nn.sliding import sliding_attention
+from mnemos.nn.attention import sliding_attention
 
 DIM, HEADS = 12, 2
 WINDOWS = [1, 3, 16, 100, None]

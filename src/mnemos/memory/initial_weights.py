@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..nn.checkpoint import full_precision
+from ..nn.derivatives import full_precision
 from .config import NeuralMemoryConfig
 from .spec import MemorySpec
 

@@ -81,7 +81,7 @@ def read_pairs(q: Tensor, state: MemoryState, spec: MemorySpec, features) -> Ten
     assert state.pairs is not None
     key, weight = (x.to(q.dtype).transpose(1, 2) for x in (state.pairs.key, state.pairs.weight))  # B H n ...
     scores = logits(q, key, per_head(features, q))
-    top = top_logit([(scores, weight[..., -1].unsqueeze(-2))]) if spec.normalize else None
+    top = top_logit(scores, weight[..., -1].unsqueeze(-2)) if spec.normalize else None
     z = normalized(spec, kernel_values(scores, top) @ weight)
     return spec.network.forward(q, lambda i, x: z if i == 0 else x @ state.weights[i - 1])
 
@@ -98,16 +98,11 @@ def per_head(features, like: Tensor) -> Tensor | None:
     return None if offset is None else offset.to(like.dtype)[:, None, None]
 
 
-def top_logit(scored: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Each row's largest logit among the pairs that have weight in it, 0 where none has: (..., L, 1)."""
-    tops = []
-    for scores, weight in scored:
-        if scores.shape[-1]:
-            seen = scores.detach().masked_fill(weight.detach() <= 0, -torch.inf)
-            tops.append(seen.amax(-1, keepdim=True))
-    if not tops:
-        return scored[0][0].new_zeros(())
-    top = torch.stack(tops).amax(0)
+def top_logit(scores: Tensor, weight: Tensor) -> Tensor:
+    """Each row's largest logit among the pairs that have weight in it, 0 where none has: (..., L, n) -> (..., L, 1)."""
+    if not scores.shape[-1]:
+        return scores.new_zeros(())
+    top = scores.detach().masked_fill(weight.detach() <= 0, -torch.inf).amax(-1, keepdim=True)
     return top.masked_fill(top == -torch.inf, 0.0)
 
 

@@ -13,24 +13,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..deprecation import current_names, old_names
-from ..dispatch import decode, find, is_unmodified, load
-from ..nn.checkpoint import recomputed
+from ..dispatch import decode, find, is_unmodified, load, operation
 from ..nn.conv import CausalConv1d, causal_conv
-from ..nn.derivatives import refuse_transforms
+from ..nn.derivatives import recomputed, refuse_transforms
 from ..nn.linear import Linear
 from ..nn.norm import RMSNorm, rms_norm
 from .config import GATINGS, NeuralMemoryConfig, check_fields
 from .features import Exp, make_features
 from .gating import momentum_since_commit
 from .initial_weights import draw_w0, initial_weights
-from .projection import activate, project_heads
-from .scan import read, scan, step
+from .scan import Trace, read, scan, step
 from .spec import Gates, MemorySpec
 from .state import MemoryState, check_owner
-from .trace import Trace
 from .validation import NotFiniteError, NoValuesError, as_boundaries, blame, check_cu_seqlens, check_mask, describe
 
 START_TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2}  # relative, of a start that was rounded to these types
+Norms = tuple[tuple[float, float], ...]  # for q, k and v: alpha and epsilon of s / sqrt(alpha Σ s² + epsilon)
 
 
 class NeuralMemory(nn.Module):
@@ -334,3 +332,42 @@ def _positions(x: Tensor, state: MemoryState, mask: Tensor | None, cu_seqlens: T
     document = torch.searchsorted(bounds[1:].contiguous(), torch.arange(T, device=x.device), right=True)
     document = document.clamp(max=len(bounds) - 2)
     return state.position[document].unsqueeze(0) + before - before[:, bounds[document]]
+
+
+@operation
+def project_heads(
+    x: Tensor, tail: Tensor | None, weight: Tensor | None, heads: int, dims: tuple[int, ...], norms: Norms
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """x (B, T, C) -> q, k, v (B, T, H, ·), and the convolution's new tail.
+
+    tail (B, width-1, C) and weight (width, C) of the convolution, or None and None. dims: of a head's q, k and v.
+    """
+    if weight is not None:
+        x, tail = causal_conv(x, weight, tail)
+    return *activate(x, heads, dims, norms), tail
+
+
+def activate(
+    x: Tensor, heads: int, dims: tuple[int, ...], norms: Norms, pairs: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """SiLU and norms: x (B, T, C) -> q, k, v (B, T, H, ·). Elementwise work, cheaper to recompute than to keep.
+
+    pairs: of keys and values of a head, each with a norm of its own.
+    """
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        parts = F.silu(x).split([heads * dim for dim in dims], dim=-1)
+        counts = heads, heads * pairs, heads * pairs
+        vectors = (part.unflatten(-1, (count, -1)) for part, count in zip(parts, counts))
+        return tuple(_normalize(s, *norm).flatten(-2).unflatten(-1, (heads, -1)) for s, norm in zip(vectors, norms))
+
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        return recomputed(function, x)
+    return function(x)  # ty: ignore[invalid-explicit-return]
+
+
+def _normalize(s: Tensor, alpha: float, epsilon: float) -> Tensor:
+    if alpha == 0.0:
+        return s
+    wide = s.to(torch.promote_types(s.dtype, torch.float32))
+    return (wide * torch.rsqrt(alpha * wide.square().sum(-1, keepdim=True) + epsilon)).to(s.dtype)

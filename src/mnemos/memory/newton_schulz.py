@@ -9,7 +9,6 @@ G matrices of d x e with d <= e (tall ones are transposed first).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -60,9 +59,20 @@ def newton_schulz(S: Tensor, steps: int, coefficients: Schedule) -> Tensor:
     True
     """
     wide = S.shape[-2] <= S.shape[-1]
-    flat = (S if wide else S.mT).reshape(-1, min(S.shape[-2:]), max(S.shape[-2:]))
-    out = _orthogonalise(flat, polynomials(coefficients, steps))
-    out = out.reshape(*S.shape[:-2], *out.shape[-2:])
+    X = (S if wide else S.mT).reshape(-1, min(S.shape[-2:]), max(S.shape[-2:]))
+    norm = torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True)
+    large = norm >= FLOOR
+    X = torch.where(large, X / torch.where(large, norm, 1.0), 0.0)
+    schedule, length = polynomials(coefficients, steps), STAGE if X.shape[2] >= WIDE * X.shape[1] else 1
+    for start in range(0, steps, length):
+        gram, Q, product = torch.bmm(X, X.mT), None, None
+        for a, b, c in schedule[start : start + length]:
+            gram = gram if Q is None else torch.bmm(Q, torch.bmm(gram, Q))
+            Q = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+            Q.diagonal(dim1=-2, dim2=-1).add_(a)
+            product = Q if product is None else torch.bmm(Q, product)
+        X = torch.bmm(product, X)  # ty: ignore[invalid-argument-type]
+    out = X.reshape(*S.shape[:-2], *X.shape[-2:])
     return out if wide else out.mT
 
 
@@ -106,39 +116,3 @@ def polynomials(coefficients: Schedule, steps: int) -> tuple[Polynomial, ...]:
     first = coefficients[0]
     schedule = coefficients if isinstance(first, tuple) else (coefficients,)
     return tuple(schedule[min(i, len(schedule) - 1)] for i in range(steps))  # ty: ignore[invalid-explicit-return]
-
-
-def _orthogonalise(S: Tensor, coefficients: tuple[Polynomial, ...]) -> Tensor:
-    """S (G, d, e) with d <= e -> the step, (G, d, e). coefficients: of each iteration."""
-    X = _normalise(S)
-    for stage in _stages(S, len(coefficients)):
-        gram, product = torch.bmm(X, X.mT), None
-        for i in stage:
-            Q = _polynomial(gram, coefficients[i])
-            product = Q if product is None else torch.bmm(Q, product)
-            if i != stage[-1]:
-                gram = torch.bmm(Q, torch.bmm(gram, Q))
-        assert product is not None
-        X = torch.bmm(product, X)
-    return X
-
-
-def _stages(S: Tensor, steps: int) -> Iterator[range]:
-    """Iterations 0..steps-1 in runs that share one product with the wide matrices."""
-    length = STAGE if S.shape[2] >= WIDE * S.shape[1] else 1
-    return (range(i, min(i + length, steps)) for i in range(0, steps, length))
-
-
-def _normalise(S: Tensor) -> Tensor:
-    """S / ||S||, or 0, with gradient 0, if the norm is below the floor."""
-    norm = torch.linalg.vector_norm(S, dim=(-2, -1), keepdim=True)
-    large = norm >= FLOOR
-    return torch.where(large, S / torch.where(large, norm, torch.ones_like(norm)), torch.zeros_like(S))
-
-
-def _polynomial(gram: Tensor, coefficients: Polynomial) -> Tensor:
-    """a + b gram + c gram²"""
-    a, b, c = coefficients
-    Q = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-    Q.diagonal(dim1=-2, dim2=-1).add_(a)
-    return Q

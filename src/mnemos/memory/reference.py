@@ -38,7 +38,8 @@ def reference_scan(
     outputs: dict[tuple[int, int], Tensor] = {}
     finals: list[MemoryState] = []
     with torch.inference_mode(False), torch.enable_grad():
-        q, k, v, gates, state = _usable(q), _usable(k), _usable(v), _usable_gates(gates), state.map(_usable)
+        q, k, v, gates, state = _usable(q), _usable(k), _usable(v), gates.map(_usable), state.map(_usable)
+        gates.decay = None if gates.decay is None else _usable(gates.decay)
         for row, tokens in enumerate(rows):
             memory = _Row(state, row, spec, features, k.dtype)
             for b, t in tokens:
@@ -55,10 +56,6 @@ def reference_scan(
 def _usable(x: Tensor) -> Tensor:
     """x, or a copy of it where it was made in inference mode, which autograd refuses to save."""
     return x.clone() if x.is_inference() else x
-
-
-def _usable_gates(gates: Gates) -> Gates:
-    return Gates(**{name: None if x is None else _usable(x) for name, x in vars(gates).items()})  # ty: ignore[invalid-argument-type]
 
 
 class _Row:
@@ -167,8 +164,7 @@ class _Row:
                 along = [_per_head(kept, s) - g for s, g in zip(self.S, pull)] if spec.nesterov else self.S
                 assert roles.rate is not None
                 rate = roles.rate[:, None, None]
-                commit = spec.update_rule.reference_commit
-                self.W = [commit(w, s, rate, spec) for w, s in zip(self.W, along)]
+                self.W = [spec.update_rule.commit(w, s, rate, spec) for w, s in zip(self.W, along)]
         else:
             self.S = [_per_head(momentum, s) - _per_head(gates.lr, g) for s, g in zip(self.S, G)]
             self.W = [w + s for w, s in zip(self.decayed(retain), self.S)]

@@ -125,10 +125,6 @@ class Rule:
         """The weights after a commit, from the decayed weights W and S (..., d_in, d_out); rate: (..., 1, 1). Committed rules only."""
         raise NotImplementedError
 
-    def reference_commit(self, W: Tensor, S: Tensor, rate: Tensor, spec: MemorySpec) -> Tensor:
-        """The same for `reference_scan`."""
-        return self.commit(W, S, rate, spec)
-
     def is_windowed(self, spec: MemorySpec) -> bool:
         """Whether a step depends on the gradients of the window alone, and `window_step` computes it from their Gram matrices."""
         return False
@@ -177,15 +173,8 @@ class CommittedRule(Rule):
         """The direction of a commit, for the accumulators S (..., d_in, d_out) of one fast map."""
         raise NotImplementedError
 
-    def reference_step(self, S: Tensor, spec: MemorySpec) -> Tensor:
-        """The same for `reference_scan`: written to be obviously right, if `step` is not."""
-        return self.step(S, spec)
-
     def commit(self, W: Tensor, S: Tensor, rate: Tensor, spec: MemorySpec) -> Tensor:
         return W + rate * self.step(S, spec)
-
-    def reference_commit(self, W: Tensor, S: Tensor, rate: Tensor, spec: MemorySpec) -> Tensor:
-        return W + rate * self.reference_step(S, spec)
 
 
 RULES: Registry[Rule] = Registry("rule")
@@ -218,10 +207,8 @@ class Muon(CommittedRule):
         return 0.4 / math.sqrt(spec.chunk_size * spec.window) if spec.commit == 1 else 1.0
 
     def step(self, S: Tensor, spec: MemorySpec) -> Tensor:
-        return _scaled(newton_schulz(S, spec.ns_steps, NS_COEFFICIENTS[spec.ns_coefficients]), S, spec)
-
-    def reference_step(self, S: Tensor, spec: MemorySpec) -> Tensor:
-        return _scaled(_textbook_newton_schulz(S, spec), S, spec)
+        step = newton_schulz(S, spec.ns_steps, NS_COEFFICIENTS[spec.ns_coefficients])
+        return (S * step).sum((-2, -1), keepdim=True) * step if spec.has_nuclear_step else step
 
     def is_windowed(self, spec: MemorySpec) -> bool:
         """A window longer than a map is wide has dependent rows: there the low-rank form is less exact, and no cheaper."""
@@ -242,23 +229,3 @@ MAX_GROWTH = 2000.0  # of rounding errors in a low-rank step: then float32 keeps
 
 def _schedule(spec: MemorySpec) -> tuple[Polynomial, ...]:
     return polynomials(NS_COEFFICIENTS[spec.ns_coefficients], spec.ns_steps)
-
-
-def _scaled(step: Tensor, S: Tensor, spec: MemorySpec) -> Tensor:
-    """The step as it is, or times <S, step>, about the nuclear norm of S (`muon_scale`)."""
-    return (S * step).sum((-2, -1), keepdim=True) * step if spec.has_nuclear_step else step
-
-
-def _textbook_newton_schulz(S: Tensor, spec: MemorySpec) -> Tensor:
-    """Textbook Newton–Schulz on each (d_in, d_out) matrix by itself."""
-    norm = S.square().sum((-2, -1), keepdim=True)
-    alive = norm >= 1e-14
-    X = S / torch.where(alive, norm, torch.ones_like(norm)).sqrt()
-    if S.shape[-2] > S.shape[-1]:
-        X = X.mT
-    for a, b, c in _schedule(spec):
-        XX = X @ X.mT
-        X = a * X + (b * XX + c * XX @ XX) @ X
-    if S.shape[-2] > S.shape[-1]:
-        X = X.mT
-    return torch.where(alive, X, torch.zeros_like(X))

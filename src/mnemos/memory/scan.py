@@ -6,6 +6,7 @@ B batch, T time, H heads, K key dim, V value dim, c window, b chunk size.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -114,3 +115,26 @@ def read(q: Tensor, state: MemoryState, spec: MemorySpec, features: Callable[[Te
         y = spec.network.forward(lifted, lambda i, x: x @ state.weights[i].to(x.dtype))
     y = y.transpose(1, 2)
     return (y + wide if spec.has_residual else y).to(q.dtype)
+
+
+@dataclass
+class Trace:
+    """A record of one call of a `NeuralMemory`, token by token, cut from the graph: for inspection, not for training. Masked tokens have surprise and norms 0.
+
+    surprise: (B, T, H), the inner loss of each token at the anchor, before it is written.
+    gradient_norm: (B, T, H), momentary surprise: Frobenius norm, over all fast maps, of the token's gradient, summed over its window
+    and before lr. momentum_norm: (B, T, H), past surprise: the same norm of the accumulator after the token.
+    lr, momentum, retain, gate: (B, T, H), the gates as used (momentum 0, retain 1, gate 1 where the memory has none).
+    weight_norms: (B, P, H, maps), Frobenius norm of every fast map after the first ends[0], ends[1], … tokens of the call:
+    wherever a row ends a chunk, and at the end.
+    """
+
+    surprise: Tensor
+    gradient_norm: Tensor
+    momentum_norm: Tensor
+    lr: Tensor
+    momentum: Tensor
+    retain: Tensor
+    gate: Tensor
+    weight_norms: Tensor
+    ends: list[int]

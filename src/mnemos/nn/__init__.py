@@ -7,8 +7,8 @@ from .attention import Attention, AttentionCache
 from .attention_segment import SegmentAttention, SegmentCache
 from .cache import RowCache
 from .feedforward import SwiGLU
+from .heads import apply_rotary, rotary_table, rotate
 from .qk_projection import QKCache, QKProjection
-from .rotary import apply_rotary, rotary_table, rotate
 
 __all__ = [
     "Attention",

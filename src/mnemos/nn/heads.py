@@ -1,9 +1,13 @@
-"""Shared by both kinds of attention: projections to heads with norms and rotary positions, and one call of SDPA.
+"""Shared by both kinds of attention: projections to heads with norms, rotary positions, and one call of SDPA.
+
+Rotary positions turn queries and keys by angles proportional to their positions, so that scores depend on distances.
 
 Shapes: B batch, T time, S keys, H query heads, G key-value heads, D head dim, C = (H + 2G) D channels.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +17,6 @@ from .cache import RowCache
 from .conv import CausalConv1d
 from .linear import Linear
 from .norm import RMSNorm, rms_norm
-from .rotary import rotary_table, rotate
 
 Table = tuple[Tensor, Tensor]  # cos and sin, as `rotary_table` returns them
 
@@ -149,3 +152,48 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: 
         enable_gqa=q.shape[2] != k.shape[2],
     )
     return y.transpose(1, 2).to(q.dtype)
+
+
+def rotary_table(
+    positions: Tensor, dim: int, theta: float = 10000.0, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """cos and sin of the angles of positions (B, T): two (B, T, 1, dim/2). Pair i rotates by theta^(-2i/dim) per token.
+
+    Angles are computed in float64, so that position ten million is as exact as position ten; dtype is float32 or wider.
+
+    >>> cos, sin = rotary_table(torch.tensor([[0, 10_000_000]]), dim=8)
+    >>> cos.shape, bool(torch.allclose(cos[0, 1, 0, 0].double(), torch.tensor(1e7, dtype=torch.float64).cos()))
+    (torch.Size([1, 2, 1, 4]), True)
+    """
+    home = positions.device
+    if home.type == "mps":  # has no float64
+        positions = positions.cpu()
+    steps = torch.arange(0, dim, 2, dtype=torch.float64, device=positions.device)
+    angle = positions.unsqueeze(-1) * torch.exp(steps * (-math.log(theta) / dim))  # B T D/2
+    angle = angle.unsqueeze(2)
+    return angle.cos().to(home, dtype), angle.sin().to(home, dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the pairs (x_i, x_{i + D/2}) of x (B, T, H, D) by the angles of a `rotary_table`. Position 0 is no rotation.
+
+    >>> x = torch.randn(2, 3, 4, 8)
+    >>> torch.equal(rotate(x, *rotary_table(torch.zeros(2, 3), 8)), x)
+    True
+    """
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+
+
+def apply_rotary(x: Tensor, positions: Tensor, theta: float = 10000.0) -> Tensor:
+    """x (B, T, H, D) rotated by its positions (B, T), computed in float32 or wider and returned in the dtype of x.
+
+    >>> x = torch.randn(1, 2, 1, 8, dtype=torch.float64)
+    >>> near = apply_rotary(x, torch.tensor([[3, 5]]))
+    >>> far = apply_rotary(x, torch.tensor([[1003, 1005]]))
+    >>> near.dtype, torch.allclose(near[:, 0] @ near[:, 1].mT, far[:, 0] @ far[:, 1].mT)
+    (torch.float64, True)
+    """
+    if x.shape[-1] % 2:
+        raise ValueError(f"x has {x.shape[-1]} features per head, but rotary positions need an even number")
+    return rotate(x, *rotary_table(positions, x.shape[-1], theta, torch.promote_types(x.dtype, torch.float32)))

@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .attention import reach
 from .cache import RowCache
-from .checkpoint import full_precision
+from .derivatives import full_precision
 from .norm import l2_normalize
-from .sliding import reach
 
 MAX_DIM = 2**20  # sizes may come from a file and must not exhaust the machine
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..attach import AttachedForCausalLM
 from ..attach.architectures import attention_modules
 from ..memory import MemoryState, NeuralMemory, measure_vitality
-from ..memory.trace import Trace
+from ..memory.scan import Trace
 from ..models import MnemosForCausalLM
 from ..models.gate import TokenGate
 from ..models.memory_mixers import MALMixer

@@ -49,27 +49,32 @@ void backward(const T* x, const T* P, const T* DP, T* Dx, int64_t count, int64_t
   }
 }
 
-// views: x, P, DP and Dx; the forward has no use for the last two
 template <typename T>
-int run(const View<T>* views, int64_t count, int64_t length, double least, int64_t threads, bool back) {
-  const View<T> x = views[0], P = views[1], DP = views[2], Dx = views[3];
-  Border border;
-  border.sizes({length, threads}, 1).sizes({count}).array(x, {count, length}).array(P, {count, length, length});
-  if (back) border.array(DP, {count, length, length}).array(Dx, {count, length});
-  if (!border) return kRefused;
-  if (back) backward<T>(x, P, DP, Dx, count, length, threads);
-  else forward<T>(x, P, count, length, T(least), threads);
-  return kDone;
-}
+struct Decay {
+  int64_t count, length, threads;
+  double least;
+  View<const T> x;
+  View<T> P;  // read by the backward
+  View<const T> DP;
+  View<T> Dx;
+
+  int run(bool back) const {
+    Border border;
+    border.sizes({length, threads}, 1).sizes({count}).array(x, {count, length}).array(P, {count, length, length});
+    if (back) border.array(DP, {count, length, length}).array(Dx, {count, length});
+    if (!border) return kRefused;
+    if (back) backward<T>(x, P, DP, Dx, count, length, threads);
+    else forward<T>(x, P, count, length, T(least), threads);
+    return kDone;
+  }
+};
 
 }  // namespace
 
 extern "C" {
 
-int mnemos_decay_float(const View<float>* views, int64_t count, int64_t length, double least, int64_t threads, int back) {
-  return run(views, count, length, least, threads, back != 0);
-}
-int mnemos_decay_double(const View<double>* views, int64_t count, int64_t length, double least, int64_t threads, int back) {
-  return run(views, count, length, least, threads, back != 0);
-}
+int mnemos_decay_float(const Decay<float>* job) { return job->run(false); }
+int mnemos_decay_double(const Decay<double>* job) { return job->run(false); }
+int mnemos_decay_backward_float(const Decay<float>* job) { return job->run(true); }
+int mnemos_decay_backward_double(const Decay<double>* job) { return job->run(true); }
 }

@@ -16,8 +16,9 @@ from ..torch.chunking import ChunkRun
 from ..torch.coefficients import UNDERFLOW
 from ..torch.engine import Engine, RunInputs
 from .build import unavailable_reason
+from .layer import decay_products
 from .operators import PLAIN, constant
-from .scan_kernels import SCANS, Plan, decay_products
+from .scan_kernels import SCANS, Plan
 from .structs import LOSSES, MAPS, schedule
 
 KERNELS: dict[type[Rule], str] = {GradientDescent: "chain", Muon: "muon"}  # of each rule; "windowed" is of a family

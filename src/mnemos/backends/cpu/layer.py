@@ -1,4 +1,5 @@
-"""What a layer does around its scan in C++ (layer.cpp): `memory.layer`'s convolution, SiLU and norms, and `memory.norm.rms_norm`."""
+"""What a layer computes around its scan in C++ (convolution, SiLU and norms of heads, and `rms_norm`: layer.cpp), and for the scan the
+products of decays (decay.cpp). A kernel takes one structure: numbers, then views of inputs, outputs, gradients of outputs and of inputs."""
 
 from __future__ import annotations
 
@@ -7,15 +8,13 @@ import ctypes
 import torch
 from torch import Tensor
 
-from ...nn.checkpoint import gradients
-from ...nn.derivatives import first_order_only, transformed
+from ...nn.derivatives import SCAN, first_order_only, gradients, transformed
 from ...nn.norm import rms_norm
 from .build import library, unavailable_reason
 from .operators import PLAIN, Operator, View, check, differentiable, empty, fields, view
 
 Three = ctypes.c_int64 * 3
 Numbers = ctypes.c_double * 3
-Views = View * 3
 
 
 def unsupported(*tensors: Tensor | None) -> str | None:
@@ -33,76 +32,104 @@ def unsupported(*tensors: Tensor | None) -> str | None:
     return unavailable_reason("layer")
 
 
-class _Mix(ctypes.Structure):
-    _fields_ = [
+class LayerKernel:
+    """A kernel with gradients; `call(*tensors, *numbers)` computes it.
+
+    symbol: of its functions in C++. tensors: its inputs by name, with a "?" behind one that may be None. numbers: their schema.
+    structure: the fields of C++ before the views, and `values` of tensors and numbers what they hold.
+    outputs: of tensors and numbers, the tensors to fill, `made` of them; reads_output: whether the backward reads them.
+    second: the same in torch, for second derivatives; or the advice of an error for those who want them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        symbol: str,
+        tensors: str,
+        numbers: str,
+        structure: list,
+        values,
+        outputs,
+        made: int,
+        second,
+        reads_output=False,
+    ):
+        self.symbol, self.values, self.second, self.reads_output = symbol, values, second, reads_output
+        self.names, self.made = tensors.split(), made
+        views = [(f"view{i}", View) for i in range(2 * (len(self.names) + made))]
+        self.structure = type(name, (ctypes.Structure,), {"_fields_": [*structure, *views]})
+        inputs = ", ".join(f"Tensor{'?' * x.endswith('?')} {x.rstrip('?')}" for x in self.names)
+        forward = Operator(name, f"({inputs}, {numbers}) -> {_results(made)}", outputs, self.launch)
+        more = ", ".join([f"Tensor y{i}" for i in range(made * reads_output)] + [f"Tensor? D{i}" for i in range(made)])
+        schema = f"({inputs}, {more}, {numbers}) -> {_results(len(self.names))}"
+        self.derivative = Operator(f"{name}_backward", schema, self.backward_outputs, self.launch_backward)
+        backward = first_order_only(second)(self.backward) if isinstance(second, str) else self.backward
+        self.call = differentiable(forward, self.keep, backward)
+
+    def launch(self, made, *inputs) -> None:
+        self.run("", inputs, _several(made), [None] * (self.made + len(self.names)))
+
+    def backward_outputs(self, *inputs):
+        made = tuple(empty(x, inputs[0]) for x in inputs[: len(self.names)])
+        return made if len(made) > 1 else made[0]
+
+    def launch_backward(self, made, *inputs) -> None:
+        n, read = len(self.names), self.made * self.reads_output
+        outputs, numbers = inputs[n : n + read] or [None] * self.made, n + read + self.made
+        self.run("_backward", (*inputs[:n], *inputs[numbers:]), outputs, (*inputs[n + read : numbers], *_several(made)))
+
+    def run(self, direction: str, inputs: tuple, outputs, derivatives) -> None:
+        given = *inputs[: len(self.names)], *outputs, *derivatives
+        held = [None if x is None else x.contiguous() for x in given]
+        job = self.structure(*self.values(*inputs), *map(view, held))
+        kind = "float" if inputs[0].dtype == torch.float32 else "double"
+        source, name = self.symbol.split(".")
+        check(getattr(library(source), f"mnemos_{name}{direction}_{kind}")(ctypes.byref(job)), name)
+
+    def keep(self, ctx, inputs, output) -> None:
+        n = len(self.names)
+        ctx.set_materialize_grads(False)
+        ctx.numbers = inputs[n:]
+        ctx.save_for_backward(*inputs[:n], *(_several(output) if self.reads_output else ()))
+
+    def backward(self, ctx, *grads):
+        saved, none = ctx.saved_tensors, (None for _ in ctx.numbers)
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # for second derivatives, which torch knows
+            wanted = ctx.needs_input_grad[: len(self.names)]
+            return *gradients(lambda *tensors: self.second(*tensors, *ctx.numbers), saved, wanted, grads), *none
+        made = _several(self.derivative(*saved, *grads, *ctx.numbers))
+        return *(None if x is None else D for x, D in zip(saved, made)), *none
+
+
+def _results(count: int) -> str:
+    return "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
+
+
+def _several(made: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return made if isinstance(made, tuple) else (made,)
+
+
+def _mix_values(x, tail, weight, heads: int, dims, alphas, epsilons) -> tuple:
+    width = 0 if weight is None else weight.shape[0]
+    return *x.shape[:2], width, heads, Three(*dims), Numbers(*alphas), Numbers(*epsilons), torch.get_num_threads()
+
+
+_mix = LayerKernel(
+    "project_heads",
+    "layer.mix",
+    "x tail? weight?",
+    "int heads, int[] dims, float[] alphas, float[] epsilons",
+    [
         *fields(ctypes.c_int64, "rows time width heads"),
         ("dim", Three),
         *fields(Numbers, "alpha epsilon"),
         ("threads", ctypes.c_int64),
-        *fields(View, "x tail weight"),
-        *fields(Views, "out Dout"),
-        *fields(View, "Dx Dtail Dweight"),
-    ]
-
-
-class _GatedNorm(ctypes.Structure):
-    _fields_ = [
-        *fields(ctypes.c_int64, "vectors dim period threads"),
-        ("epsilon", ctypes.c_double),
-        *fields(View, "x scale gate y Dy Dx Dscale Dgate"),
-    ]
-
-
-def _run(name: str, backward: bool, dtype: torch.dtype, job: ctypes.Structure) -> None:
-    name += "_backward" * backward
-    kind = "float" if dtype == torch.float32 else "double"
-    check(getattr(library("layer"), f"mnemos_{name}_{kind}")(ctypes.byref(job)), name)
-
-
-def _views(tensors) -> ctypes.Array:
-    return Views(*map(view, tensors))
-
-
-def _mix(given: tuple[Tensor | None, ...], numbers: tuple, out, made=(None, None, None)) -> None:
-    """Run the kernel on x, tail and weight into `out`, q, k and v; or, with Dq, Dk and Dv behind them, its backward into `made`."""
-    held = [None if x is None else x.contiguous() for x in given]
-    x, _, weight, *Dout = held
-    assert x is not None
-    heads, dims, alphas, epsilons = numbers
-    width, back = 0 if weight is None else weight.shape[0], bool(Dout)
-    sizes = (*x.shape[:2], width, heads, Three(*dims), Numbers(*alphas), Numbers(*epsilons), torch.get_num_threads())
-    _run("mix", back, x.dtype, _Mix(*sizes, *map(view, held[:3]), _views(out), _views(Dout), *map(view, made)))
-
-
-_HEADS = "int heads, int[] dims, float[] alphas, float[] epsilons"
-_mix_forward = Operator(
-    "project_heads",
-    f"(Tensor x, Tensor? tail, Tensor? weight, {_HEADS}) -> (Tensor, Tensor, Tensor)",
+    ],
+    _mix_values,
     lambda x, tail, weight, heads, dims, *norms: tuple(x.new_empty(*x.shape[:2], heads, d) for d in dims),
-    lambda made, *inputs: _mix(inputs[:3], inputs[3:], made),
-)
-_mix_backward = Operator(
-    "project_heads_backward",
-    f"(Tensor x, Tensor? tail, Tensor? weight, Tensor? Dq, Tensor? Dk, Tensor? Dv, {_HEADS}) -> (Tensor, Tensor, Tensor)",
-    lambda x, tail, weight, *_: (empty(x, x), empty(tail, x), empty(weight, x)),
-    lambda made, *inputs: _mix(inputs[:6], inputs[6:], (), made),
-)
-
-
-def _keep_mix(ctx, inputs, output):
-    ctx.set_materialize_grads(False)
-    ctx.numbers = inputs[3:]
-    ctx.save_for_backward(*inputs[:3])
-
-
-@first_order_only("use backend='torch'")
-def _mix_gradients(ctx, *grads):
-    x, tail, weight = ctx.saved_tensors
-    Dx, Dtail, Dweight = _mix_backward(x, tail, weight, *grads, *ctx.numbers)
-    return Dx, None if tail is None else Dtail, None if weight is None else Dweight, None, None, None, None
-
-
-_mixed = differentiable(_mix_forward, _keep_mix, _mix_gradients)
+    made=3,
+    second="use backend='torch'",
+).call
 
 
 def mix(x: Tensor, tail: Tensor | None, weight: Tensor | None, heads: int, dims, norms) -> tuple:
@@ -110,52 +137,41 @@ def mix(x: Tensor, tail: Tensor | None, weight: Tensor | None, heads: int, dims,
 
     dims: of a head's q, k and v. norms: for each of the three (alpha, epsilon) of s / sqrt(alpha Σ s² + epsilon).
     """
-    outputs = _mixed(x, tail, weight, heads, list(dims), [alpha for alpha, _ in norms], [eps for _, eps in norms])
+    outputs = _mix(x, tail, weight, heads, list(dims), [alpha for alpha, _ in norms], [eps for _, eps in norms])
     if tail is None:
         return *outputs, None
     T, context = x.shape[1], tail.shape[1]
     return *outputs, x[:, T - context :].clone() if context <= T else torch.cat([tail[:, T:], x], 1)
 
 
-def _gated_norm(given: tuple[Tensor | None, ...], epsilon: float, made) -> None:
-    """Run the kernel on x, scale and gate into `made`; or, with Dy behind them, its backward into gradients of the three."""
-    held = [None if x is None else x.contiguous() for x in given]
-    x, scale, _, *Dy = held
-    assert x is not None
-    D, outputs = x.shape[-1], [None, *Dy, *made] if Dy else [made]
-    sizes = x.numel() // D, D, 1 if scale is None else scale.numel() // D, torch.get_num_threads(), epsilon
-    _run("gated_norm", bool(Dy), x.dtype, _GatedNorm(*sizes, *map(view, held[:3]), *map(view, outputs)))
+def _norm_values(x, scale, gate, epsilon: float) -> tuple:
+    D = x.shape[-1]
+    return x.numel() // D, D, 1 if scale is None else scale.numel() // D, torch.get_num_threads(), epsilon
 
 
-_norm_forward = Operator(
+gated_norm = LayerKernel(
     "rms_norm",
-    "(Tensor x, Tensor? scale, Tensor? gate, float epsilon) -> Tensor",
+    "layer.gated_norm",
+    "x scale? gate?",
+    "float epsilon",
+    [*fields(ctypes.c_int64, "vectors dim period threads"), ("epsilon", ctypes.c_double)],
+    _norm_values,
     lambda x, *_: empty(x, x),
-    lambda y, *inputs: _gated_norm(inputs[:3], inputs[3], y),
-)
-_norm_backward = Operator(
-    "rms_norm_backward",
-    "(Tensor x, Tensor? scale, Tensor? gate, Tensor Dy, float epsilon) -> (Tensor, Tensor, Tensor)",
-    lambda x, scale, gate, *_: (empty(x, x), empty(scale, x), empty(gate, x)),
-    lambda made, *inputs: _gated_norm(inputs[:4], inputs[4], made),
-)
-
-
-def _keep_norm(ctx, inputs, output):
-    ctx.epsilon = inputs[3]
-    ctx.save_for_backward(*inputs[:3])
-
-
-def _norm_gradients(ctx, Dy: Tensor):
-    given = ctx.saved_tensors
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # for second derivatives, which torch knows
-
-        def function(x, scale, gate):
-            return (rms_norm(x, scale, ctx.epsilon, gate, backend="torch"),)
-
-        return *gradients(function, given, ctx.needs_input_grad[:3], (Dy,)), None
-    return *(None if y is None else D for y, D in zip(given, _norm_backward(*given, Dy, ctx.epsilon))), None
-
-
-gated_norm = differentiable(_norm_forward, _keep_norm, _norm_gradients)
+    made=1,
+    second=lambda x, scale, gate, epsilon: (rms_norm(x, scale, epsilon, gate, backend="torch"),),
+).call
 """x (..., D), scale of x's last axes or None, gate like x or None, epsilon -> rms_norm(x) · scale · silu(gate), (..., D)."""
+
+decay_products = LayerKernel(
+    "decay_products",
+    "decay.decay",
+    "x",
+    "float least",
+    [*fields(ctypes.c_int64, "count length threads"), ("least", ctypes.c_double)],
+    lambda x, least: (x.numel() // x.shape[-1], x.shape[-1], torch.get_num_threads(), least),
+    lambda x, least: x.new_empty(*x.shape, x.shape[-1]),
+    made=1,
+    second=SCAN,
+    reads_output=True,
+).call
+"""`coefficients.decay_products`: x (..., L), and the number below which a product counts as 0 -> P (..., L, L)."""

@@ -1,4 +1,4 @@
-"""Operators of the kernels of a scan: runs of tiles of the three rules (chain.cpp, muon.cpp, windowed.cpp), and products of decays (decay.cpp).
+"""Operators of the kernels of a scan: runs of tiles of the three rules (chain.cpp, muon.cpp, windowed.cpp).
 
 N tiles, G = batch x heads, L tokens and E window tokens of a tile, m = 2 matrices per map (W and S), or 1 without momentum.
 """
@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from ...memory.newton_schulz import FLOOR, STAGE, WIDE
 from ...nn.derivatives import SCAN, first_order_only
@@ -176,37 +175,3 @@ SCANS: dict[str, Callable[..., Any]] = {
         ),
     )
 }
-
-
-def _decay(x: Tensor, P: Tensor, DP: Tensor | None, Dx: Tensor | None, least: float) -> None:
-    x, L, kind = x.contiguous(), x.shape[-1], "float" if x.dtype == torch.float32 else "double"
-    held = P.contiguous(), None if DP is None else DP.contiguous()
-    views = (View * 4)(*map(view, (x, *held, Dx)))
-    sizes = ctypes.c_int64(x.numel() // L), ctypes.c_int64(L), ctypes.c_double(least)
-    threads, back = ctypes.c_int64(torch.get_num_threads()), ctypes.c_int(DP is not None)
-    check(getattr(library("decay"), f"mnemos_decay_{kind}")(views, *sizes, threads, back), "decay")
-
-
-_decay_forward = Operator(
-    "decay_products",
-    "(Tensor x, float least) -> Tensor",
-    lambda x, least: x.new_empty(*x.shape, x.shape[-1]),
-    lambda P, x, least: _decay(x, P, None, None, least),
-)
-_decay_backward = Operator(
-    "decay_products_backward",
-    "(Tensor x, Tensor P, Tensor DP) -> Tensor",
-    lambda x, P, DP: x.new_empty(x.shape),
-    lambda Dx, x, P, DP: _decay(x, P, DP, Dx, 0.0),
-)
-
-
-@first_order_only(SCAN)
-def _decay_gradients(ctx, DP: Tensor):
-    return _decay_backward(*ctx.saved_tensors, DP), None
-
-
-decay_products = differentiable(
-    _decay_forward, lambda ctx, inputs, output: ctx.save_for_backward(inputs[0], output), _decay_gradients
-)
-"""`coefficients.decay_products`: x (..., L), and the number below which a product counts as 0 -> P (..., L, L)."""

@@ -1,4 +1,4 @@
-// The tiles of backends/torch/windowed.py, one lane (batch row and head) after another, each on one thread: the same formulas, with the
+// The tiles of `WindowSteps` in backends/torch/engine.py, one lane (batch row and head) after another, each on one thread: the same formulas, with the
 // same names. A map is kept narrow axis first, (n, w), with the initial weights it decays towards, if any, and the tile's entries of
 // the wide side below it: Z = [W; W0; wide], as in chain.cpp. L tokens and E = c-1+L entries of a tile, c window, N tiles, G lanes. D before a name: gradient.
 

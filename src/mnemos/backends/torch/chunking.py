@@ -111,6 +111,11 @@ def _tile_length(spec: MemorySpec) -> int:
     return length
 
 
+def heads_first(x: Tensor) -> Tensor:
+    """(B, n, H, ...) -> (G, n, ...)."""
+    return x.transpose(1, 2).flatten(0, 1)
+
+
 def to_tiles(x: Tensor, chunks: ChunkRun) -> Tensor:
     """(B, T, H, ...) -> (N, G, L, ...), the tokens of a run."""
     x = x[:, chunks.start : chunks.stop]

@@ -2,7 +2,8 @@
 
 Inside a tile everything but the gradients is linear, so the weights after token t are
     W_t = beta_t W + f_t S - sum_e C[t,e] a_e (x) d_e          S_t = m_t S - sum_e n[t,e] a_e (x) d_e
-with one entry e per gradient: input a_e and back-propagated error d_e of a key at its anchor.
+with one entry e per gradient: input a_e and back-propagated error d_e of a key at its anchor. In the windowed family (a commit after every
+token, by a function of the window's gradients) n holds the weights of the windows, and C what is left of earlier steps (`engine.WindowSteps`).
 
 N tiles, G = batch x heads, L tokens of a tile, E window tokens of a tile, c window.
 """
@@ -15,7 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...nn.checkpoint import full_precision
+from ...memory.rules import Roles
+from ...nn.derivatives import full_precision
 
 UNDERFLOW = {torch.float32: 1e-30, torch.float64: 1e-290}
 
@@ -118,7 +120,8 @@ def committed_coefficients(
         last = torch.nn.functional.pad(torch.zeros_like(valid[..., 1:]), (0, 1), value=1.0)
         m = torch.zeros_like(valid[..., 0])
     else:
-        P = suffix_products(momentum, products)  # N G L+1
+        # N G L+1: entry s is the product over s..L-1
+        P = products(torch.nn.functional.pad(momentum.flip(-1), (1, 0), value=1.0))[..., 0].flip(-1)
         last, m = P[..., 1:], P[..., 0]
     last = last * valid
     n = last * window if window.dim() == 3 else (last.unsqueeze(-2) @ window).squeeze(-2)
@@ -134,12 +137,6 @@ def committed_coefficients(
     if momentum is None:
         return Coefficients(own, beta, torch.zeros_like(m), n, m)
     return Coefficients(momentum[..., -1:] * n + own, beta, momentum[..., -1] * m, n, m)
-
-
-def suffix_products(x: Tensor, products: Products = decay_products) -> Tensor:
-    """(..., L) -> (..., L+1): entry s is the product of x over s..L-1, the last entry 1."""
-    reversed_ = torch.nn.functional.pad(x.flip(-1), (1, 0), value=1.0)
-    return products(reversed_)[..., 0].flip(-1)
 
 
 def window_matrix(gate: Tensor, lag_weights: Tensor | None, stride: int, c: int) -> Tensor:
@@ -165,3 +162,19 @@ def window_matrix(gate: Tensor, lag_weights: Tensor | None, stride: int, c: int)
             inside, lag_weights.gather(-1, index), torch.zeros((), dtype=gate.dtype, device=gate.device)
         )
     return weights * gate.unsqueeze(-2)
+
+
+def window_weights(gate: Tensor, roles: Roles, c: int) -> Tensor:
+    """Weights of the window of every token, oldest first: (..., L, c). gate: (..., E); strength (..., L) and lag (..., L, c) of the roles."""
+    weight = gate.unfold(-1, c, 1)
+    if roles.lag is not None:
+        weight = weight * roles.lag.flip(-1)
+    return weight if roles.strength is None else weight * roles.strength.unsqueeze(-1)
+
+
+def windowed_coefficients(roles: Roles, valid: Tensor | None, weight: Tensor, products: Products) -> Coefficients:
+    """C (N, G, L+1, L) and beta as above; n holds the window's weights (N, G, L, c), f and m are empty."""
+    rate = roles.rate
+    assert rate is not None
+    co = gd_coefficients(rate, None, roles.retain, valid, torch.ones_like(rate), products)
+    return co._replace(f=rate.new_zeros(0), n=weight, m=rate.new_zeros(0))

@@ -19,11 +19,10 @@ from torch.utils.checkpoint import checkpoint
 
 from ...memory.retention import decayed
 from ...memory.spec import MemorySpec
-from ...nn.checkpoint import recomputed
+from ...nn.derivatives import recomputed
 from .chunking import ChunkRun
 from .coefficients import Coefficients, decay_products
 from .inner_grads import Uses, as_entries, by_pair, errors_at_anchor
-from .windowed import WindowSteps
 
 
 class RunInputs(NamedTuple):
@@ -73,7 +72,7 @@ class Engine:
             timed, W0, state = tensors[:fixed], tensors[fixed:-states], list(tensors[-states:])
             W, S, A = state[:maps], state[maps:-maps], state[-maps:]
             outputs: list[Any] = []
-            for i, (q, k, v, rate, retain, *co) in enumerate(zip(*map(_tiles, timed)), first):
+            for i, (q, k, v, rate, retain, *co) in enumerate(zip(*map(tiles_of, timed)), first):
                 if chunks.fresh and i % chunks.period == 0:
                     A = W
                 y, W, S = Tile(spec, chunks, low, q, k, v, rate, retain, Coefficients(*co), W, S, A, W0).run()
@@ -84,7 +83,7 @@ class Engine:
         states = len(flat)
         size = _tiles_per_group(chunks) if torch.is_grad_enabled() else chunks.tiles
         outputs = []
-        for number, tensors in enumerate(zip(*(_tiles(x, size) for x in timed))):
+        for number, tensors in enumerate(zip(*(tiles_of(x, size) for x in timed))):
             arguments = (*tensors, *W0, *flat)
             if not torch.is_grad_enabled():
                 y, *flat = group(number * size, *arguments)
@@ -101,7 +100,7 @@ def _tiles_per_group(chunks: ChunkRun) -> int:
     return max(1, math.isqrt(chunks.tiles))
 
 
-def _tiles(x: Tensor | None, size: int | None = None) -> Iterable[Tensor | None]:
+def tiles_of(x: Tensor | None, size: int | None = None) -> Iterable[Tensor | None]:
     """The tiles of x (N, ...), or groups of `size`: by one operation each, whose backward does not grow with N squared."""
     if x is None or x.numel() == 0:  # what the rule does not use
         return itertools.repeat(x)
@@ -132,7 +131,7 @@ class Tile:
     def run(self) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
         """y (G, L, V), and W and S at the end."""
         spec = self.spec
-        if moves_inside(spec, self.chunks):
+        if spec.anchor == "token" or self.chunks.subchunks > 1:  # the anchor moves inside the tile
             k, v = as_entries(spec, self.k), as_entries(spec, self.v)
             uses: Uses = [by_pair(spec, [(k, self.solve_errors(k, v))])]
         else:
@@ -244,11 +243,6 @@ def rows_read(spec: MemorySpec) -> slice:
     return slice(0, -1) if spec.read == "before" else slice(1, None)
 
 
-def moves_inside(spec: MemorySpec, chunks: ChunkRun) -> bool:
-    """Whether the anchor moves inside a tile of the run."""
-    return spec.anchor == "token" or chunks.subchunks > 1
-
-
 def _outer(matmul, weight: Tensor, use: list[tuple[Tensor, Tensor]]) -> Tensor | float:
     """Weighted sum of the gradients of one map, over window tokens and uses. weight: (G, E, 1)."""
     return sum((matmul((weight * a).mT, d) for a, d in use), 0.0)
@@ -257,3 +251,49 @@ def _outer(matmul, weight: Tensor, use: list[tuple[Tensor, Tensor]]) -> Tensor |
 def _momentum_end(matmul, co: Coefficients, S: list[Tensor], uses: Uses) -> list[Tensor]:
     n, m = co.n.unsqueeze(-1), co.m[:, None, None]
     return [m * s - _outer(matmul, n, use) for s, use in zip(S, uses)]
+
+
+class WindowSteps:
+    """The steps of one fast map at all tokens of a tile, under a rule of the windowed family. use: inputs and errors (G, E, ·) of each use;
+    weight: (G, L, c).
+
+    The gradient at token t is Σ_i weight_i a_iᵀ d_i over the c window tokens i, so a step that is a function of its singular values is
+    Aᵀ M_t B with a matrix M_t (c, c) that depends on Gram matrices alone (`Rule.window_step`). The weights after token t are
+        W_t = beta_t W + Σ_{s <= t} C[t,s] A_sᵀ M_s B_s          C[t,s] = rate_s Π_{s < r <= t} retain_r
+    with A_s, B_s the inputs and errors of the window of token s; u: uses of a map.
+    """
+
+    def __init__(self, spec: MemorySpec, use: list[tuple[Tensor, Tensor]], weight: Tensor):
+        (_, L, c), u = weight.shape, len(use)
+        self.use, self.E = use, c - 1 + L
+        token, slot = torch.arange(L, device=weight.device), torch.arange(u * c, device=weight.device)
+        self.places = token.unsqueeze(-1) + slot % c + slot // c * self.E  # L u*c, of a window among all entries
+        a, d = (torch.cat(parts, 1) for parts in zip(*use))  # G u*E ·
+        rows, columns = self.places.unsqueeze(-1), self.places.unsqueeze(-2)
+        gram_in, gram_out = ((x @ x.mT)[:, rows, columns] for x in (a, d))  # G L u*c u*c
+        self.a, self.d = a, d
+        self.M = spec.update_rule.window_step(gram_in, gram_out, weight.repeat(1, 1, u), spec)
+
+    def read(self, x: Tensor, C: Tensor, matmul) -> Tensor:
+        """Σ_s C[t,s] x_t A_sᵀ M_s B_s: x (G, T, d_in), C (G, T, L) -> (G, T, d_out)."""
+        scores = matmul(x, self.a.mT)[..., self.places]  # G T L u*c
+        mixed = (scores * C.unsqueeze(-1)).transpose(1, 2) @ self.M  # G L T u*c
+        mixed = mixed.transpose(1, 2).flatten(2)
+        empty = mixed.new_zeros(*x.shape[:2], self.a.shape[1])
+        return matmul(empty.index_add(2, self.places.flatten(), mixed), self.d)
+
+    def total(self, C: Tensor, matmul) -> Tensor:
+        """Σ_s C[s] A_sᵀ M_s B_s: C (G, L) -> (G, d_in, d_out)."""
+        n = self.a.shape[1]
+        places = self.places.unsqueeze(-1) * n + self.places.unsqueeze(-2)  # L u*c u*c
+        weighted = (C[..., None, None] * self.M).flatten(1)
+        between = weighted.new_zeros(len(weighted), n * n).index_add(1, places.flatten(), weighted)
+        return matmul(self.a.mT, matmul(between.view(-1, n, n), self.d))
+
+
+def windowed_step(spec: MemorySpec, use: list[tuple[Tensor, Tensor]], weight: Tensor, rate: Tensor) -> Tensor:
+    """rate times the step of one token. use: (G, c, ·) of each use; weight: (G, c, 1) or (G, 1, 1), rate: (G, 1, 1) -> (G, d_in, d_out)."""
+    a, d = (torch.cat(parts, 1) for parts in zip(*use))
+    weight = weight.squeeze(-1).expand(-1, a.shape[1] // len(use)).repeat(1, len(use))
+    M = spec.update_rule.window_step(a @ a.mT, d @ d.mT, weight, spec)
+    return a.mT @ (rate * M @ d)

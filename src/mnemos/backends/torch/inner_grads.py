@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...memory.rules import norm_factor
 from ...memory.spec import MemorySpec
-from ...nn.checkpoint import recomputed
+from ...nn.derivatives import recomputed
 
 SMALL_NUMEL = 16384  # below it, torch's fused GELU costs more to set up than a few plain operations
 Uses = list[list[tuple[Tensor, Tensor]]]  # for each fast map, the (inputs, errors) of each time the network used it

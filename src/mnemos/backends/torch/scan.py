@@ -14,9 +14,10 @@ from torch import Tensor
 
 from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState, common_chunk_offset
-from ...nn.checkpoint import in_full_precision
+from ...nn.derivatives import in_full_precision
 from .engine import Engine
-from .tokens import Tokens, close_pairs, open_pairs, prepare, run_grid
+from .kv_scan import close_pairs, open_pairs
+from .tokens import Tokens, prepare, run_grid
 
 
 @in_full_precision  # coefficients and states are float32 or wider
@@ -37,7 +38,8 @@ def scan(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, 
         chunk_offset = common_chunk_offset(position, spec)
     else:
         chunk_offset = (state.chunk_offset + T) % spec.chunk_size
-    window = (_tail(x, c - 1) for x in (tokens.raw_key, tokens.raw_value, tokens.gate))
+    # tensors of their own: a view would keep the whole sequence alive
+    window = (x[:, x.shape[1] - (c - 1) :].clone() for x in (tokens.raw_key, tokens.raw_value, tokens.gate))
     final = _final(state, maps, window, position, chunk_offset, pairs, tokens.start)
     return (y if y is None else y.to(v.dtype)), final
 
@@ -46,11 +48,6 @@ def _final(state: MemoryState, maps, window, position, chunk_offset: int | None,
     names = "weights", "momentum", "anchor", "window_key", "window_value", "window_gate"
     parts: dict[str, Any] = dict(zip(names, (*maps, *window)))
     return dataclasses.replace(state, **parts, position=position, chunk_offset=chunk_offset, pairs=pairs, start=start)
-
-
-def _tail(x: Tensor, n: int) -> Tensor:
-    """The last n tokens, as a tensor of their own: a view would keep the whole sequence alive."""
-    return x[:, x.shape[1] - n :].clone() if n else x[:, :0].clone()
 
 
 def _scan_varlen(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, features, mask, cu_seqlens, engine):

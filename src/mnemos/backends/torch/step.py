@@ -16,9 +16,10 @@ from ...memory.retention import decayed
 from ...memory.rules import Roles
 from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState, common_chunk_offset
-from ...nn.checkpoint import in_full_precision
+from ...nn.derivatives import in_full_precision
+from .chunking import heads_first
+from .engine import windowed_step
 from .inner_grads import errors_at_anchor
-from .windowed import windowed_step
 
 Write = Callable[..., tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]]
 
@@ -52,7 +53,7 @@ def step(
         lifted_k, lifted_q = spec.lift(features, k), features(q)
     elif features is not None:
         lifted_k, lifted_q = features(torch.cat((k, q), 1)).split((k.shape[1], 1), 1)
-    window_tokens, query = (_heads_first(lifted_k), _heads_first(target)), _heads_first(lifted_q)
+    window_tokens, query = (heads_first(lifted_k), heads_first(target)), heads_first(lifted_q)
     roles = spec.update_rule.roles(gates, spec).map(lambda x: x.to(dtype).reshape(-1, 1, 1))  # B 1 H -> G 1 1
     gate = None if gate is None else gate.transpose(1, 2).reshape(-1, spec.window, 1)  # G c 1
     lag = gates.lag_weights(spec.window, dtype)
@@ -67,10 +68,6 @@ def step(
     if mask is not None:
         y, final = _skip_rows(y, final, state, mask.squeeze(1))
     return y.to(out_dtype), final
-
-
-def _heads_first(x: Tensor) -> Tensor:  # B c H D -> G c D
-    return x.transpose(1, 2).reshape(-1, x.shape[1], x.shape[3])
 
 
 def _write_and_read(query: Tensor, window_tokens, weight: Tensor | None, roles: Roles, state: MemoryState, spec, dtype):

@@ -10,32 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ...memory.kv_memory import Pairs
 from ...memory.rules import Roles
 from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState
-from . import kv_scan
 from .chunking import ChunkRun, cut, from_tiles, to_tiles, to_window_tokens
-from .coefficients import committed_coefficients, gd_coefficients, window_matrix
+from .coefficients import committed_coefficients, gd_coefficients, window_matrix, window_weights, windowed_coefficients
 from .engine import Engine, RunInputs
-from .windowed import window_weights, windowed_coefficients
-
-
-@dataclass
-class Opened:
-    """The list while tokens are being written: that of the state, then the c-1 tokens before the first, then the tokens.
-
-    key: (B, N, H, K) of all of them. place: where the c-1 tokens before the first begin. seen: how many may have a share.
-    offset: (H,), what is added to inner products, or None.
-    """
-
-    key: Tensor
-    place: int
-    seen: int
-    offset: Tensor | None
+from .kv_scan import ListEngine, Opened
 
 
 @dataclass
@@ -115,6 +98,7 @@ def prepare(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, feature
         gate = torch.cat([state.window_gate.to(dtype), gate], 1)
     if q is not None:
         q = q.to(dtype)
+    roles = spec.update_rule.roles(gates, spec).map(lambda x: x.to(dtype))
     return Tokens(
         query=q,
         lifted_query=q if q is None or features is None else features(q),
@@ -122,69 +106,10 @@ def prepare(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, feature
         raw_value=v,
         lifted_key=spec.lift(features, k),
         gate=gate,
-        roles=roles_of(gates, spec, dtype),
+        roles=roles.replace(lag=gates.lag_weights(spec.window, dtype)),
         engine=engine,
         start=[w.to(dtype) for w in state.start],
     )
-
-
-def roles_of(gates: Gates, spec: MemorySpec, dtype: torch.dtype) -> Roles:
-    """The roles of the gates under the spec's rule, in `dtype`, with decay^j * lag_j as the weight of lag j."""
-    roles = spec.update_rule.roles(gates, spec).map(lambda x: x.to(dtype))
-    return roles.replace(lag=gates.lag_weights(spec.window, dtype))
-
-
-def open_pairs(tokens: Tokens, state: MemoryState, features) -> tuple[Tokens, list[list[Tensor]]]:
-    """Tokens that know the list, and [weights, momentum, anchor] whose first map is it, (B, H, N, P), with room for them."""
-    pairs = state.pairs
-    if pairs is None:
-        return tokens, [state.weights, state.momentum, state.anchor]
-    keys, old = tokens.lifted_key, pairs.length
-    opened = Opened(torch.cat([pairs.key.to(keys.dtype), keys], 1), old, old, getattr(features, "offset", None))
-
-    def widened(share: Tensor) -> Tensor:
-        return F.pad(share.to(keys.dtype), (0, 0, 0, 0, 0, keys.shape[1])).transpose(1, 2)
-
-    weight = widened(pairs.weight)
-    anchor = weight if pairs.anchor is pairs.weight else widened(pairs.anchor)
-    momentum = [] if pairs.momentum is None else [widened(pairs.momentum)]
-    maps = [[weight, *state.weights], [*momentum, *state.momentum], [anchor, *state.anchor]]
-    return dataclasses.replace(tokens, pairs=opened), maps
-
-
-def close_pairs(
-    maps: list[list[Tensor]], tokens: Tokens, state: MemoryState, offset: Tensor | int, length: int
-) -> tuple[list[list[Tensor]], Pairs | None]:
-    """The maps that are matrices, and the list of a state, `length` long. offset: (B, 1), slots before each row's first token."""
-    if tokens.pairs is None:
-        return maps, None
-    assert state.pairs is not None
-    old, c = state.pairs.length, state.window_key.shape[1] + 1
-    keys = tokens.pairs.key  # B N H K
-    index = torch.arange(length, device=keys.device)
-    slot = index - state.position.unsqueeze(-1) + offset + old + c - 1  # B length, where a pair of this call stands
-    new = (slot >= old) & (slot < keys.shape[1])
-    slot = slot.clamp(0, keys.shape[1] - 1)
-    rows = torch.arange(len(keys), device=keys.device).unsqueeze(-1)
-
-    def written(x: Tensor) -> Tensor:  # B N H D -> B length H D
-        return x[rows, slot] * new.to(x.dtype)[..., None, None]
-
-    def share(x: Tensor) -> Tensor:  # the c-1 tokens before the first stand in both lists
-        x = x.transpose(1, 2)
-        return F.pad(x[:, :old], (0, 0, 0, 0, 0, length - old)) + written(x)
-
-    before = (index < state.position.unsqueeze(-1))[..., None, None]
-    kept = F.pad(keys[:, :old], (0, 0, 0, 0, 0, length - old))
-    W, S, A = maps
-    weight = share(W[0])
-    pairs = Pairs(
-        key=torch.where(before, kept, written(keys)),
-        weight=weight,
-        momentum=share(S[0]) if S else None,
-        anchor=weight if A[0] is W[0] else share(A[0]),
-    )
-    return [W[1:], S[1:], A[1:]], pairs
 
 
 def run_grid(
@@ -197,8 +122,8 @@ def run_grid(
     runs = cut(n, tokens_to_boundary, spec, together=tokens.engine.joins_chunks)
     ends_on_grid = not spec.depends_on_chunking or (n - tokens_to_boundary) % spec.chunk_size == 0
     value = spec.target(tokens.raw_value, tokens.raw_key)
-    run = _run_matrices if tokens.pairs is None else kv_scan.run_list
-    outputs, W, S, A = run(tokens, runs, value, W, S, A, W0, spec, ends_on_grid)
+    engine = tokens.engine if tokens.pairs is None else ListEngine(tokens.pairs)
+    outputs, W, S, A = _run(tokens, engine, runs, value, W, S, A, W0, spec, ends_on_grid)
     y = None
     if tokens.query is not None:
         y = torch.cat([from_tiles(x, B) for x in outputs], 1) if len(outputs) > 1 else from_tiles(outputs[0], B)
@@ -211,11 +136,10 @@ def run_grid(
     return y, final, unflatten(S), final if A is W else unflatten(A)
 
 
-def _run_matrices(
-    tokens: Tokens, runs: list[ChunkRun], value: Tensor, W, S, A, W0, spec: MemorySpec, ends_on_grid: bool
+def _run(
+    tokens: Tokens, engine: Engine, runs: list[ChunkRun], value, W, S, A, W0, spec: MemorySpec, ends_on_grid: bool
 ):
-    """The runs of a memory whose maps are matrices, (G, d_in, d_out) each: y of each run, and W, S and A at the end."""
-    engine = tokens.engine
+    """The runs of a memory with maps (G, d_in, d_out): y of each run, and W, S and A at the end."""
     state, start = engine.open(spec, W, S), engine.open(spec, W0, []) if W0 else None
     anchor = None if runs[0].fresh else engine.open(spec, A, [])
     outputs, moved = [], False

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from ...memory.kv_memory import logits, per_head
 from ...memory.retention import decayed
-from ...memory.scan import inner_loss, scan
+from ...memory.scan import Trace, inner_loss, scan
 from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState
-from ...memory.trace import Trace
-from ...nn.checkpoint import full_precision
-from .chunking import TILE
+from ...nn.derivatives import full_precision
+from .chunking import TILE, heads_first
 from .coefficients import decay_products, window_matrix
 from .engine import Engine
 from .inner_grads import Uses, errors_at_anchor
@@ -131,8 +130,8 @@ def _update_norms(
     (B, L, H), c = k.shape[:3], spec.window
     tokens = prepare(None, k, v, gates, state, spec, features, Engine())
     value = spec.target(tokens.raw_value, tokens.raw_key)
-    key, value, gate = (x.transpose(1, 2).flatten(0, 1) for x in (tokens.lifted_key, value, tokens.gate))  # G E ...
-    roles = tokens.roles.map(lambda x: x.transpose(1, 2).flatten(0, 1))  # G L ...
+    key, value, gate = (heads_first(x) for x in (tokens.lifted_key, value, tokens.gate))  # G E ...
+    roles = tokens.roles.map(heads_first)  # G L ...
     lag = None if roles.lag is None else roles.lag.unsqueeze(0)
     window = window_matrix(gate.unsqueeze(0), lag, L, c).squeeze(0)
     window = torch.diag_embed(window) if c == 1 else window  # G L E
@@ -146,8 +145,8 @@ def _update_norms(
         d, matrices, kernel = _list_errors(key, value, anchor, state, spec, features)
         uses, gram = [[use] for use in matrices], kernel * (d @ d.mT)
         if state.pairs.momentum is not None:
-            held = _heads_first(state.pairs.momentum, key)[..., : d.shape[-1]]
-            keys = _heads_first(state.pairs.key, key)
+            held = heads_first(state.pairs.momentum.to(key.dtype))[..., : d.shape[-1]]
+            keys = heads_first(state.pairs.key.to(key.dtype))
             offset = _offset(features, key, B)
             cross = ((logits(key, keys, offset).exp() @ held) * d).sum(-1)
             squared = (held * (logits(keys, keys, offset).exp() @ held)).sum((-2, -1))
@@ -190,14 +189,10 @@ def _list_errors(key: Tensor, value: Tensor, anchor: list[Tensor], state: Memory
     kernel = logits(key, key, offset).exp()
     if not spec.depends_on_chunking:
         return spec.loss.error(None, value), [], kernel
-    keys, weight = _heads_first(state.pairs.key, key), _heads_first(state.pairs.anchor, key)
+    keys, weight = (heads_first(x.to(key.dtype)) for x in (state.pairs.key, state.pairs.anchor))
     z = logits(key, keys, offset).exp() @ weight
     d, matrices = kv_errors(spec, z, value, anchor)
     return d, matrices, kernel
-
-
-def _heads_first(x: Tensor, like: Tensor) -> Tensor:  # B n H D -> G n D
-    return x.to(like.dtype).transpose(1, 2).flatten(0, 1)
 
 
 def _offset(features, like: Tensor, batch: int) -> Tensor | None:  # G 1 1

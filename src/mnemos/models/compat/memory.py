@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ... import memory as engine
 from ...memory.newton_schulz import NS_COEFFICIENTS
-from ...memory.trace import Trace
+from ...memory.scan import Trace
 from ..config import MEMORY_FIELDS
 from ..keywords import accept, renamed, strict
 from . import unsupported
