@@ -48,8 +48,9 @@ def lines_of(text: str) -> str:
     return re.sub(r"(?<=[a-z0-9)`%][.?!]) +(?=[A-Z`])", "\n", text.strip())
 
 
-def markdown_table(header: list[str], lines: list[list[str]]) -> str:
-    rule = ["---", *["---:"] * (len(header) - 1)]
+def markdown_table(header: list[str], lines: list[list[str]], numeric: bool = True) -> str:
+    """numeric: all columns but the first hold numbers, which are aligned to the right."""
+    rule = ["---", *["---:" if numeric else "---"] * (len(header) - 1)]
     return "\n".join("| " + " | ".join(line) + " |" for line in [header, rule, *lines])
 
 
@@ -78,7 +79,7 @@ def section(experiment: Experiment, picture: str | None) -> str:
     found = verdicts(rows, names(experiment), config.get("claims", []))
     if found:
         lines = [[verdict.text, verdict.paper, f"**{verdict.found}**", verdict.numbers] for verdict in found]
-        parts.append(markdown_table(["claim", "whose", "here", "numbers"], lines))
+        parts.append(markdown_table(["claim", "whose", "here", "numbers"], lines, numeric=False))
     return "\n\n".join(parts) + "\n"
 
 
@@ -96,7 +97,7 @@ def claims_table(experiments: list[Experiment]) -> str:
     counts = {word: sum(line[3] == word for line in lines) for word in (HOLDS, FAILS, NOISE, OPEN)}
     told = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     header = ["claim", "experiment", "whose", "here", "numbers"]
-    return f"## All claims\n\n{len(lines)} claims: {told}.\nClick on a column's name to sort by it.\n\n{markdown_table(header, lines)}\n"
+    return f"## All claims\n\n{len(lines)} claims: {told}.\nClick on a column's name to sort by it.\n\n{markdown_table(header, lines, numeric=False)}\n"
 
 
 def readme(experiment: Experiment) -> str:
@@ -122,6 +123,8 @@ def page(experiments: list[Experiment], root: Path) -> str:
         rows = yaml.safe_load(rest.read_text(encoding="utf-8"))
         lines = [[row["text"], row["paper"], row["why"]] for row in rows]
         parts.append(
-            "## Claims that are not tested here\n\n" + markdown_table(["claim", "whose", "why not"], lines) + "\n"
+            "## Claims that are not tested here\n\n"
+            + markdown_table(["claim", "whose", "why not"], lines, numeric=False)
+            + "\n"
         )
     return "\n".join(parts)

@@ -18,7 +18,9 @@ PADDED_STEPS = 3  # tokens read one by one behind a padded prompt
 
 
 @register_check(
-    "batch", "sequences of a batch are independent: the same logits beside others, alone, and in another order", ["calls"]
+    "batch",
+    "sequences of a batch are independent: the same logits beside others, alone, and in another order",
+    ["calls"],
 )
 def batch(probe: Probe) -> Outcome:
     ids, exact, cut = probe.ids(ROWS), Exactness(probe), probe.length // 2
@@ -43,7 +45,9 @@ def batch(probe: Probe) -> Outcome:
                 return failed(f"sequences {how} differ from sequences together ({kind_of(model)})", new, limit)
             seen.append((new, limit))
         probe.tick()
-    found = exact.outcome("other sequences of a batch change no bit; alone and in another order the logits are the same")
+    found = exact.outcome(
+        "other sequences of a batch change no bit; alone and in another order the logits are the same"
+    )
     number, limit = closest(seen)
     return found if exact.unclear else dataclasses.replace(found, number=number, limit=limit)
 

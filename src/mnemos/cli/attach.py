@@ -40,7 +40,7 @@ def attach(
     import torch
     from transformers import AutoTokenizer
 
-    from ..attach import AttachConfig, load_adapter, save_adapter, save_merged, smollm, smollm_adapter
+    from ..attach import AttachConfig, load_adapter, merge_lora, save_adapter, save_merged, smollm, smollm_adapter
     from ..attach import attach as attach_to
     from ..attach.folders import check_absent
     from ..eval.loading import TOKENIZER_FILES, open_pretrained
@@ -63,6 +63,9 @@ def attach(
         save_adapter(model, out)
         print(f"{out}: open it with mnemos.attach.load_adapter(base, {out!r})")
         return
+    if model.lora is not None:
+        model = merge_lora(model)
+        print("The adapter's LoRA maps are added to the weights of the base.")
     has_tokenizer = not os.path.isdir(place) or any(os.path.isfile(os.path.join(place, n)) for n in TOKENIZER_FILES)
     path = save_merged(model, out, AutoTokenizer.from_pretrained(place) if has_tokenizer else None)
     print(
