@@ -302,7 +302,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert done.returncode == 0, done.stderr
     site = tmp_path / "site"
     assert "mnemos.memory.NeuralMemory" in (site / "api.html").read_text()
-    assert (site / "images" / "demo-recall.png").exists()
+    assert (site / "images" / "demo-recall.svg").exists()
     tutorial = (site / "tutorial.html").read_text()
     assert "with test-time learning 99%" in tutorial and (site / "images" / "tutorial-0.png").exists()
     # Opened as files: search has its index as a script, formulas have MathJax, and nothing is loaded from a network.
