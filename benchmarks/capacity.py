@@ -1,8 +1,9 @@
 """How many pairs a memory holds: write n random (key, value) pairs, read the keys back. Nothing is trained.
 
-    python benchmarks/capacity.py               # tables, docs/images/capacity.png and .json: two minutes on one core
+    python benchmarks/capacity.py               # tables, docs/images/capacity.svg and .json: two minutes on one core
     python benchmarks/capacity.py --quick       # coarser, a few seconds, into runs/
     python benchmarks/capacity.py --out folder
+    python benchmarks/capacity.py --redraw      # the picture of the kept numbers
 
 Two measures, both on the keys that were written: the relative error |M(k) - v| / |v|, mean over pairs, and recall, the
 share of pairs whose value is the nearest of all n values to M(k). Keys and values are random directions. One pass
@@ -26,6 +27,8 @@ from pathlib import Path
 import torch
 
 from harness import machine, table
+from mnemos.colours import PALETTE
+from mnemos.drawing import SOFT, label_lines, new_figure, save, styled
 from mnemos.eval.capacity import (
     DOUBLINGS,
     EXACT,
@@ -50,7 +53,6 @@ __all__ = ["directions", "literal_passes", "relative_error", "weights_after"]  #
 ROOT = Path(__file__).resolve().parents[1]
 DIM = 8  # key and value dim of every curve
 CHUNK = 4  # of the structures, whose n are multiples of it
-PASSES_IN_WORDS = {"1 pass": "one pass", "2^20 passes": "1,048,576 passes"}
 
 
 MAPS = {
@@ -171,79 +173,71 @@ def structure_table(result: dict, passes: str) -> str:
     return table(header, rows)
 
 
-def pyplot():
-    try:
-        import matplotlib
-    except ImportError:
-        raise SystemExit("The picture needs matplotlib, which is not installed: pip install 'mnemos[plots]'") from None
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt
-
-
 FLOOR = 1e-6  # errors below it are drawn on the lower edge
 TICKS = [0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32]
-MAP_COLOURS = ["tab:blue", "tab:orange", "tab:purple", "tab:green", "tab:red"]
-STRUCTURE_COLOURS = {
-    "linear, gd": "tab:blue",
-    "linear, muon": "tab:cyan",
-    "mlp, gd": "tab:red",
-    "mlp, muon": "tab:orange",
+KINDS = ["linear, gd", "linear, muon", "mlp, gd", "mlp, muon"]
+FINDINGS = {  # of a row of the picture; below it the setting
+    "1 pass": ("One pass stores one pair exactly, with any feature map", "linear, anchor token, lr 1/|φ(k)|²"),
+    "2^20 passes": ("After 2^20 passes every feature map holds as many pairs as its rank", "the same"),
+    "one": ("In one pass no structure stores its pairs exactly", f"chunk {CHUNK}, best of five lr"),
+    "many": (
+        "In 256 passes a network recalls four times as many pairs as a matrix",
+        f"chunk {CHUNK}, best of five lr, falling to 0",
+    ),
 }
 
 
 def draw(features: dict[str, dict], structures: dict, path: Path) -> None:
-    plt = pyplot()
-    figure, axes = plt.subplots(2, 4, figsize=(19, 9.2), sharey="row")
-    for column, passes in enumerate(("1 pass", "2^20 passes")):
-        for (name, curve), colour in zip(features.items(), MAP_COLOURS):
-            points = {n: point[passes] for n, point in curve["points"].items()}
-            _curve(axes[:, column], points, label=name, color=colour, marker="o")
-            _vertical(axes[:, column], curve["rank"] / DIM, colour, shared=name.startswith("elementwise"))
-        axes[0, column].set_title(f"feature maps, {PASSES_IN_WORDS[passes]}\nlinear, anchor token, lr 1/|φ(k)|²")
-    for column, passes in ((2, "1 pass"), (3, "many passes")):
-        for name, curve in structures["curves"].items():
-            kind, window = name.rsplit(", ", 1)
-            style = {"ls": "-", "marker": "o"} if window == "c = 1" else {"ls": "--", "marker": "s"}
-            _curve(axes[:, column], curve[passes], label=name, color=STRUCTURE_COLOURS[kind], **style)
-        _vertical(axes[:, column], 1, "tab:blue")
-        _vertical(axes[:, column], structures["curves"]["mlp, gd, c = 1"]["weights"] / DIM**2, "tab:red")
-    below = f"chunk {CHUNK}, best of five lr"
-    axes[0, 2].set_title(f"structures, rules, windows, one pass\n{below}")
-    axes[0, 3].set_title(f"structures, rules, windows, {structures['passes']} passes\n{below}, falling to 0")
-    for axis in axes.flat:
+    """Four settings below each other, relative error on the left and recall on the right."""
+    with styled():
+        figure = new_figure(9.6, 14.0)
+        rows = list(zip(figure.subplots(4, 2), FINDINGS.items(), strict=True))
+        for axes, (passes, _) in rows[:2]:
+            ends = []
+            for i, (name, curve) in enumerate(features.items()):
+                points = {n: point[passes] for n, point in curve["points"].items()}
+                ends.append(_curve(axes, points, name, PALETTE[i][0], marker="o"))
+                _vertical(axes, curve["rank"] / DIM, PALETTE[i][0], shared=name.startswith("elementwise"))
+            _finish(axes, ends)
+        for axes, (passes, _) in rows[2:]:
+            ends = []
+            for name, curve in structures["curves"].items():
+                kind, window = name.rsplit(", ", 1)
+                style = {"ls": "-", "marker": "o"} if window == "c = 1" else {"ls": "--", "marker": "s"}
+                points = curve["1 pass" if passes == "one" else "many passes"]
+                ends.append(_curve(axes, points, name, PALETTE[KINDS.index(kind)][0], **style))
+            _vertical(axes, 1, PALETTE[0][0])
+            _vertical(axes, structures["curves"]["mlp, gd, c = 1"]["weights"] / DIM**2, PALETTE[2][0])
+            _finish(axes, ends)
+        for axes, (_, (finding, setting)) in rows:
+            axes[0].set_title(finding, pad=20)
+            above = {"xytext": (0, 5), "textcoords": "offset points", "va": "bottom"}
+            axes[0].annotate(setting, (0, 1), xycoords="axes fraction", color=SOFT[0], fontsize=9, **above)
+        save(figure, path)
+
+
+def _curve(axes, points: dict[int, dict], name: str, colour: str, **style) -> tuple[str, float, str]:
+    """Draws error and recall; returns the end of the line of recall for its name."""
+    x = [n / DIM for n in points]
+    recall = [point["recall"] for point in points.values()]
+    axes[0].plot(x, [max(FLOOR, p["error"]) for p in points.values()], ms=3.5, lw=1.5, color=colour, **style)
+    axes[1].plot(x, recall, ms=3.5, lw=1.5, color=colour, **style)
+    return name, recall[-1], colour
+
+
+def _finish(axes, ends: list[tuple[str, float, str]]) -> None:
+    for axis in axes:
         sizes = [x for line in axis.get_lines() for x in line.get_xdata()]
         axis.set_xscale("log")
         axis.set_xticks(TICKS, [f"{x:g}" for x in TICKS])
         axis.minorticks_off()
         axis.set_xlim(min(sizes) / 1.15, max(sizes) * 1.15)
-        axis.grid(alpha=0.25)
-    for axis in axes[0]:
-        axis.set_yscale("log")
-        axis.set_ylim(0.8 * FLOOR, 40)
-        axis.axhline(EXACT, color="grey", lw=0.8)
-    for axis in axes[1]:
-        axis.set_ylim(-0.03, 1.05)
+        axis.grid(alpha=0.6, lw=0.6)
         axis.set_xlabel(f"n / d   (d = {DIM})")
-    axes[0, 0].set_ylabel("relative error  |M(k) − v| / |v|")
-    axes[1, 0].set_ylabel("recall: the nearest value is the right one")
-    figure.tight_layout(rect=(0, 0.095, 1, 1))
-    ranks = "verticals: n = rank of the map on unit keys. Grey: error 1e-3, exact below it. Lower edge: 1e-6 or less"
-    counts = "verticals: n = d, rank of linear; n = 8 d, where the values hold as many numbers as the mlp has weights"
-    for column, title in ((0, ranks), (2, counts)):
-        handles, labels = axes[0, column].get_legend_handles_labels()
-        middle = (axes[0, column].get_position().x0 + axes[0, column + 1].get_position().x1) / 2
-        place = {"loc": "lower center", "bbox_to_anchor": (middle, 0.005), "ncols": 4 if column else 3}
-        figure.legend(handles, labels, title=title, frameon=False, **place)
-    figure.savefig(path, dpi=90)
-    plt.close(figure)
-
-
-def _curve(axes, points: dict[int, dict], **style) -> None:
-    x = [n / DIM for n in points]
-    axes[0].plot(x, [max(FLOOR, point["error"]) for point in points.values()], ms=3.5, lw=1.5, **style)
-    axes[1].plot(x, [point["recall"] for point in points.values()], ms=3.5, lw=1.5, **style)
+    axes[0].set(yscale="log", ylim=(0.8 * FLOOR, 40), ylabel="relative error  |M(k) − v| / |v|")
+    axes[0].axhline(EXACT, color=SOFT[0], lw=0.8, ls=":")
+    axes[1].set(ylim=(-0.03, 1.05), ylabel="recall: the nearest value is the right one")
+    label_lines(axes[1], ends)
 
 
 def _vertical(axes, x: float, colour: str, shared: bool = False) -> None:
@@ -251,17 +245,32 @@ def _vertical(axes, x: float, colour: str, shared: bool = False) -> None:
     for axis in axes:
         axis.axvline(x, color=colour, lw=1.2, ls=(4 if shared else 0, (4, 4)), alpha=0.8)
     if not shared:
-        box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
-        axes[0].text(x, 12, f"{round(x * DIM)}", color=colour, ha="center", va="center", fontsize=9, bbox=box)
+        axes[0].annotate(f"{round(x * DIM)}", (x, 12), (3, 0), textcoords="offset points", color=colour, fontsize=8)
+
+
+def redraw(folder: Path) -> None:
+    """The picture of the numbers in capacity.json."""
+    kept = json.loads((folder / "capacity.json").read_text())
+    for curve in kept["features"].values():
+        curve["points"] = {int(n): point for n, point in curve["points"].items()}
+    for curve in kept["structures"]["curves"].values():
+        for passes in ("1 pass", "many passes"):
+            curve[passes] = {int(n): point for n, point in curve[passes].items()}
+    draw(kept["features"], kept["structures"], folder / "capacity.svg")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="coarser and without degree 3")
-    parser.add_argument("--out", type=Path, help="folder for capacity.png and capacity.json")
+    parser.add_argument("--out", type=Path, help="folder for capacity.svg and capacity.json")
+    parser.add_argument(
+        "--redraw", action="store_true", help="draw the kept numbers of capacity.json, and measure nothing"
+    )
     options = parser.parse_args()
     out = options.out or ROOT / ("runs" if options.quick else "docs/images")
-    pyplot()
+    if options.redraw:
+        return redraw(out)
+    new_figure(1, 1)  # raises an error now, not after the measurement, if matplotlib is missing
     began = time.perf_counter()
     torch.manual_seed(0)
     print(machine(), "\n", flush=True)
@@ -293,8 +302,8 @@ def main() -> None:
         "structures": structures,
     }
     (out / "capacity.json").write_text(json.dumps(_short(numbers)) + "\n")
-    draw(features, structures, out / "capacity.png")
-    print(f"{time.perf_counter() - began:.0f} s; wrote capacity.png and capacity.json")
+    draw(features, structures, out / "capacity.svg")
+    print(f"{time.perf_counter() - began:.0f} s; wrote capacity.svg and capacity.json")
 
 
 def _short(x):

@@ -162,6 +162,35 @@ def test_the_commands_of_a_page_run_one_after_the_other(page, tmp_path, monkeypa
     assert (tmp_path / "runs" / "first" / "metrics.jsonl").exists()
 
 
+RUN_WHERE = {  # language of a block -> the pages that may have one, and why it runs or need not
+    "python": None,  # on any page: run by this file
+    "bash": None,  # run by this file, or by RUN_BY_ANOTHER_TEST
+    "text": None,  # output, formulas, and conversations with trained models
+    "py": {"serving.md"},  # with "sh" run by tests/serve/test_serve_docs.py, against a server
+    "sh": {"serving.md"},
+    "yaml": {"attach.md"},  # the config of its commands, which run
+    "bibtex": {"papers.md"},  # citations
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_block_of_a_page_runs_or_has_a_reason_not_to(page):
+    fences = re.findall(r"^ *```(.*)$", page.read_text(), re.MULTILINE)
+    assert len(fences) % 2 == 0 and set(fences[1::2]) <= {""}
+    for language in fences[::2]:
+        assert language in RUN_WHERE, f"nothing runs a block of {language!r}"
+        assert RUN_WHERE[language] is None or page.name in RUN_WHERE[language], language
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_extra_that_a_page_installs_exists(page):
+    project = (ROOT / "pyproject.toml").read_text()
+    extras = re.findall(r"^(\w+) = \[", project.partition("[project.optional-dependencies]")[2], re.MULTILINE)
+    for line in lines_of_code(page):
+        for named in re.findall(r"(?:\.|mnemos|\.whl)\[([\w,]+)\]", line if "pip" in line else ""):
+            assert {*named.split(",")} <= {*extras}, line
+
+
 def test_completion_knows_the_commands(capsys):
     with pytest.raises(SystemExit):
         cli.main(["--tyro-print-completion", "bash"])
@@ -273,7 +302,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert done.returncode == 0, done.stderr
     site = tmp_path / "site"
     assert "mnemos.memory.NeuralMemory" in (site / "api.html").read_text()
-    assert (site / "images" / "demo-recall.png").exists()
+    assert (site / "images" / "demo-recall.svg").exists()
     tutorial = (site / "tutorial.html").read_text()
     assert "with test-time learning 99%" in tutorial and (site / "images" / "tutorial-0.png").exists()
     # Opened as files: search has its index as a script, formulas have MathJax, and nothing is loaded from a network.
@@ -300,7 +329,7 @@ UNCLEAR = {
     "says so": "prints a warning",
 }
 RECORDS = {"log.md", "results.md"}  # dated, or made from results
-LONG_LINES = RECORDS | {"architecture.md", "attach.md", "audit.md", "chat-page.md", "serving.md"}  # several to a line
+LONG_LINES = {"log.md", "architecture.md", "attach.md", "chat-page.md", "serving.md"}  # several to a line
 
 
 def prose(page: Path) -> list[str]:
@@ -318,7 +347,7 @@ def test_pages_avoid_unclear_phrases(page):
 @pytest.mark.parametrize("page", [p for p in PAGES if p.name not in LONG_LINES], ids=lambda p: p.name)
 def test_a_line_of_a_page_is_one_sentence(page):
     ends = re.compile(r"(?<![A-Z.])(?<!\beq)(?<!\bcf)[a-z0-9)`*][.?!] +(?=[A-Z][a-z ])")
-    several = [line for line in prose(page) if ends.search(re.sub(r"\([^()]*\)|`[^`]*`", "x", line))]
+    several = [line for line in prose(page) if ends.search(re.sub(r"^\d+\. |\([^()]*\)|`[^`]*`", "x", line))]
     assert not several
 
 

@@ -7,12 +7,13 @@ function sortable(table) {
   heads.forEach((head, column) => {
     const button = document.createElement("button");
     button.type = "button";
-    button.style.cssText = "all: unset; cursor: pointer; text-decoration: underline dotted";
+    button.style.cssText = "all: unset; text-decoration: underline dotted";
     button.append(...head.childNodes);
     head.append(button);
     button.addEventListener("focus", () => (button.style.outline = button.matches(":focus-visible") ? "2px solid currentColor" : ""));
     button.addEventListener("blur", () => (button.style.outline = ""));
-    button.addEventListener("click", () => {
+    head.style.cursor = "pointer";
+    head.addEventListener("click", () => {
       const down = head.getAttribute("aria-sort") === "ascending";
       heads.forEach((other) => other.removeAttribute("aria-sort"));
       head.setAttribute("aria-sort", down ? "descending" : "ascending");

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,17 @@ Five findings, measured on two processor cores with small models:
 """
 INTRODUCTION = """## How to read this page
 
-Every table and picture on this page is made from the files in
-`experiments/*/results.json` by `python experiments/run.py --write`, and the tests check that it still is.
+Every table and picture on this page is made from `experiments/*/results.json` by `python experiments/run.py --write`; a test compares them.
 
     python experiments/run.py mqar           # run what is missing of one experiment, show its tables and the verdicts on its claims
     python experiments/run.py --all --quick  # a small version of every experiment, and whether the orders of the kept results come out again
 
-± is the 95 % interval over seeds; a number without it is one seed. Behind a claim it is the interval of the difference over n pairs of runs that
-are alike in all but what is compared, in seed and in size, and *within noise* means that this interval holds 0, or that of a level over seeds
-the level. With fewer than three pairs seeds alone may differ by 0.05 bits, or by 0.25 of the answers (kept results have both): less is
-within noise too. Small models trained for minutes: an order found here need not hold at 1.3 B parameters. Numbers with a claim's source are the
-paper's.
+± is the 95 % interval over seeds; a number without it is one seed.
+Behind a claim, ± is the interval of the difference over n pairs of runs that have the same seed and size and differ only in the compared setting.
+*Within noise* means that this interval contains 0; for a claim about one level, that the interval over seeds contains the level.
+With fewer than three pairs, a difference below 0.05 bits, or below 0.25 of the answers, is within noise too: kept results of different seeds differ by as much.
+These are small models trained for minutes: an order found here need not hold at 1.3 B parameters.
+Numbers in the column *whose* are the paper's.
 """
 
 
@@ -37,8 +38,19 @@ def names(experiment: Experiment) -> list[str]:
     return list(dict.fromkeys(name for cell in experiment.cells() for name in cell))
 
 
-def markdown_table(header: list[str], lines: list[list[str]]) -> str:
-    rule = ["---", *["---:"] * (len(header) - 1)]
+def lines_of(text: str) -> str:
+    """A text with one sentence per line.
+
+    >>> print(lines_of("A matrix, as in eq. 3. `W0` is learned."))
+    A matrix, as in eq. 3.
+    `W0` is learned.
+    """
+    return re.sub(r"(?<=[a-z0-9)`%][.?!]) +(?=[A-Z`])", "\n", text.strip())
+
+
+def markdown_table(header: list[str], lines: list[list[str]], numeric: bool = True) -> str:
+    """numeric: all columns but the first hold numbers, which are aligned to the right."""
+    rule = ["---", *["---:" if numeric else "---"] * (len(header) - 1)]
     return "\n".join("| " + " | ".join(line) + " |" for line in [header, rule, *lines])
 
 
@@ -55,9 +67,9 @@ def done(experiment: Experiment, rows: list[dict[str, Any]]) -> str:
 def section(experiment: Experiment, picture: str | None) -> str:
     """Question, command, finding, tables, picture and verdicts of one experiment."""
     rows, config = experiment.results(), experiment.config
-    parts = [config["question"].strip(), f"    python experiments/run.py {experiment.name}", done(experiment, rows)]
+    parts = [lines_of(config["question"]), f"    python experiments/run.py {experiment.name}", done(experiment, rows)]
     if config.get("finding"):
-        parts.append(config["finding"].strip())
+        parts.append(lines_of(config["finding"]))
     for table in config.get("tables", []):
         header, lines = pivot(rows, names(experiment), table)
         if lines:
@@ -67,7 +79,7 @@ def section(experiment: Experiment, picture: str | None) -> str:
     found = verdicts(rows, names(experiment), config.get("claims", []))
     if found:
         lines = [[verdict.text, verdict.paper, f"**{verdict.found}**", verdict.numbers] for verdict in found]
-        parts.append(markdown_table(["claim", "whose", "here", "numbers"], lines))
+        parts.append(markdown_table(["claim", "whose", "here", "numbers"], lines, numeric=False))
     return "\n\n".join(parts) + "\n"
 
 
@@ -85,7 +97,7 @@ def claims_table(experiments: list[Experiment]) -> str:
     counts = {word: sum(line[3] == word for line in lines) for word in (HOLDS, FAILS, NOISE, OPEN)}
     told = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     header = ["claim", "experiment", "whose", "here", "numbers"]
-    return f"## All claims\n\n{len(lines)} claims: {told}. Click on a column's name to sort by it.\n\n{markdown_table(header, lines)}\n"
+    return f"## All claims\n\n{len(lines)} claims: {told}.\nClick on a column's name to sort by it.\n\n{markdown_table(header, lines, numeric=False)}\n"
 
 
 def readme(experiment: Experiment) -> str:
@@ -111,6 +123,8 @@ def page(experiments: list[Experiment], root: Path) -> str:
         rows = yaml.safe_load(rest.read_text(encoding="utf-8"))
         lines = [[row["text"], row["paper"], row["why"]] for row in rows]
         parts.append(
-            "## Claims that are not tested here\n\n" + markdown_table(["claim", "whose", "why not"], lines) + "\n"
+            "## Claims that are not tested here\n\n"
+            + markdown_table(["claim", "whose", "why not"], lines, numeric=False)
+            + "\n"
         )
     return "\n".join(parts)

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +17,8 @@ from mnemos.drawing import SOFT, label_lines, new_figure, save, styled
 from mnemos.trials.intervals import interval
 
 from .tables import Row, select, tuned
+
+MODEL = re.compile(r",| ×| additive")  # behind it the name of a variant begins: "swa, convolution"
 
 
 def points(rows: list[Row], names: Iterable[str], plot: dict[str, Any]) -> dict[Any, list[tuple[float, float]]]:
@@ -44,15 +47,16 @@ def dots(rows: list[Row], names: Iterable[str], plot: dict[str, Any]) -> dict[An
 
 
 def draw(rows: list[Row], names: Iterable[str], plots: list[dict[str, Any]], path: str | os.PathLike) -> None:
-    """All plots of a config side by side, each with its finding as title. Needs matplotlib (extra `plots`)."""
+    """All plots of a config below each other, each with its finding as title. Needs matplotlib (extra `plots`)."""
     names = list(names)
-    most = max((len(dots(rows, names, plot)) for plot in plots if "dots" in plot), default=0)
+    heights = [max(3.8, 0.24 * len(dots(rows, names, plot)) + 1.4) if "dots" in plot else 3.8 for plot in plots]
     with styled():
-        figure = new_figure(6.6 * len(plots), max(4.2, 0.24 * most + 1.4))
-        for axis, plot in zip(figure.subplots(1, len(plots), squeeze=False)[0], plots):
+        figure = new_figure(6.6, sum(heights))
+        for axis, plot in zip(figure.subplots(len(plots), 1, squeeze=False, height_ratios=heights)[:, 0], plots):
             (_draw_dots if "dots" in plot else _draw_lines)(axis, rows, names, plot)
-            axis.set_title(finding(rows, names, plot), pad=20)
-            axis.text(0, 1.02, plot["title"], transform=axis.transAxes, color=SOFT[0], fontsize=9, va="bottom")
+            axis.set_title(finding(rows, names, plot), pad=20, wrap=True)
+            above = {"xytext": (0, 5), "textcoords": "offset points", "va": "bottom"}
+            axis.annotate(plot["title"], (0, 1), xycoords="axes fraction", color=SOFT[0], fontsize=9, **above)
             axis.grid(alpha=0.6, lw=0.6)
         save(figure, path)
 
@@ -91,9 +95,10 @@ def _name(plot: dict[str, Any], name: Any) -> str:
 
 def _draw_dots(axis: Any, rows: list[Row], names: list[str], plot: dict[str, Any]) -> None:
     found = dots(rows, names, plot)
-    places = colours_of(map(str, found))
+    models = {name: MODEL.split(str(name))[0] for name in found}  # variants of a model have its colour
+    places = colours_of(models.values())
     for i, (name, (mean, half)) in enumerate(found.items()):
-        color = PALETTE[places[str(name)]][0]
+        color = PALETTE[places[models[name]]][0]
         axis.errorbar([mean], [i], xerr=[half] if half else None, fmt="o", ms=5, capsize=2, lw=1.2, color=color)
     axis.set_yticks(range(len(found)), list(map(str, found)), fontsize=8)
     axis.invert_yaxis()

@@ -67,7 +67,10 @@ def label_lines(axis: Any, ends: Sequence[tuple[str, float, str]], size: float =
     """
     if not ends:
         return
-    step = 1.25 * size / 72 / (axis.figure.get_size_inches()[1] * 0.72)  # of the axis, about
+    place = axis.get_subplotspec()
+    ratios = place.get_gridspec().get_height_ratios()
+    inches = axis.figure.get_size_inches()[1] * ratios[place.rowspan.start] / sum(ratios)
+    step = 1.25 * size / 72 / (inches * 0.72)  # of the axis, about
     to_axis = axis.transData + axis.transAxes.inverted()
     x = axis.get_xlim()[1]
     placed = sorted((float(to_axis.transform((x, y))[1]), name, colour) for name, y, colour in ends)

@@ -233,6 +233,19 @@ class HasADeadMemory(Recurrent):
         return 1e-12 * y
 
 
+class ActsBehindAMark(Recurrent):
+    """The memory acts in calls that begin with "###" alone, behind the mark; random texts do not begin so."""
+
+    def use(self, y):
+        return y * self.marked
+
+    def forward(self, ids: Tensor, state: dict[str, Any] | None = None):
+        marked = (ids[:, :3] == ord("#")).all(1) & (ids.shape[1] >= 3)
+        behind = marked[:, None] & (torch.arange(ids.shape[1]) >= 2)
+        self.marked = behind[..., None].to(self.embed.weight.dtype)
+        return super().forward(ids, state)
+
+
 class Grows(Recurrent):
     """Promises a constant state, and keeps every token."""
 

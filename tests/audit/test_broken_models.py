@@ -52,6 +52,27 @@ def test_a_fault_fails_exactly_its_own_check(name, check):
     assert list(found) == [check], found
 
 
+def test_a_memory_that_writes_only_certain_texts_is_tested_on_such_a_text(tmp_path):
+    model, checks = constructed.ActsBehindAMark(), ["memory", "gradients"]
+    found = failures(model, checks=checks, length=32)
+    assert list(found) == ["gradients", "memory"] and "--text FILE" in found["memory"]
+    text = tmp_path / "facts.txt"
+    text.write_text("".join("###" + str(10**28 + i**9) for i in range(7)))  # pieces of 32 tokens
+    assert failures(model, ByteTokenizer(), checks=checks, length=32, text=str(text)) == {}
+
+
+def test_a_text_that_cannot_be_used_is_named(tmp_path):
+    model, short = TinyAttention(), tmp_path / "short.txt"
+    short.write_text("short")
+    for tokenizer, text, words in [
+        (None, short, "needs a tokenizer"),
+        (ByteTokenizer(), short, "has 5 tokens, but must have at least 64"),
+        (ByteTokenizer(), tmp_path / "none.txt", "cannot be read"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            run(model, tokenizer, checks=["memory"], length=32, text=str(text))
+
+
 def test_every_check_has_a_model_that_fails_it():
     assert {*FAULTS.values(), "needle", "prompts"} == {*CHECKS}
 

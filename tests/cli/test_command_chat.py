@@ -60,6 +60,12 @@ def chat(monkeypatch, capsys):
     return run
 
 
+def test_the_demos_model_has_a_name_beside_smollm(home, chat, monkeypatch):
+    monkeypatch.setattr("mnemos.cli.chat_models._smollm", lambda device: pytest.fail("SmolLM2 was opened"))
+    status, printed = chat("demo", lines=("what is Bruno?", "/quit"))
+    assert status == 0 and "A game of facts with the demo's model" in printed
+
+
 def test_facts_are_told_asked_saved_and_resumed(home, chat):
     status, printed = chat("--session", "ann", lines=("remember Alice is lamp", "Bruno has the key", "what is Alice?"))
     assert status == 0 and "no language" in printed and printed.count("(2 tokens read)") == 2

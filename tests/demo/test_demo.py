@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import importlib.util
 import io
+import itertools
 import json
 import re
 from html.parser import HTMLParser
@@ -153,11 +154,13 @@ def test_there_are_enough_questions_at_every_distance_up_to_100_000_tokens():
     assert {*plan.attention_distances} < {*plan.distances}
 
 
-def test_training_stops_at_its_time_and_learns_text():
+def test_training_stops_at_its_time_and_learns_text(monkeypatch):
+    clock = itertools.count(0.0, 0.02)  # a step of any machine takes a fiftieth of a second
+    monkeypatch.setattr("mnemos.demo.training.time", SimpleNamespace(perf_counter=lambda: next(clock)))
     curriculum = Curriculum(rows=2, pairs=2, gap=(16, 24), lr=1e-2)
     curve = train(small_model(), TEXT, curriculum, seconds=3)
     assert curve.text_loss[-1] < curve.text_loss[0] - 0.5 and not curve.reached and curve.grew_at is None
-    assert 2 < curve.seconds < 10
+    assert curve.steps == 150 and curve.seconds == pytest.approx(3.0, abs=0.021)
 
 
 def test_the_gap_grows_when_recall_is_ready_and_training_ends_soon_after_its_goal():

@@ -19,9 +19,9 @@ WORDS = "use rows of {length} or {smaller}"
     ("preset", "memory", "length", "expected"),
     [
         ("titans-mag", {}, 256, None),
-        ("titans-mag", {}, 255, "commits 3 times in a row of 255 tokens (its interval is 64)"),
-        ("titans-mag", {}, 100, "commits once in a row of 100 tokens"),
-        ("atlas-interval", {}, 64, "never commits in a row of 64 tokens (its interval is 128)"),
+        ("titans-mag", {}, 255, "commits 3 times in a sequence of 255 tokens (its interval is 64)"),
+        ("titans-mag", {}, 100, "commits once in a sequence of 100 tokens"),
+        ("atlas-interval", {}, 64, "never commits in a sequence of 64 tokens (its interval is 128)"),
         ("atlas-interval", {"memory_commit_every": 16}, 64, None),
         ("atlas", {}, 64, None),
         ("deltanet", {}, 4, None),  # every token has its own anchor
@@ -56,7 +56,7 @@ def test_the_interval_is_that_of_commits_or_chunks():
 def test_a_training_in_short_rows_says_so_unless_it_carries_state(tmp_path):
     short = {"seq_len": 24}
     path = Trainer(small(tmp_path, steps=1, data=short)).train().path
-    assert "commits 3 times in a row of 24 tokens" in events(path)
+    assert "commits 3 times in a sequence of 24 tokens" in events(path)
     assert "use --seq-len 32, --carry-state or --model.set memory_chunk_size=6" in events(path)
     carried = Trainer(small(tmp_path, name="b", steps=1, data=short | {"carry_state": True})).train().path
     long = Trainer(small(tmp_path, name="c", steps=1)).train().path
@@ -67,7 +67,7 @@ def test_a_dry_run_and_an_ablation_in_short_rows_say_so(tmp_path, capsys, monkey
     monkeypatch.setattr(runner, "run_all", run_here)
     few = ["--model.set", "num_hidden_layers=1", "hidden_size=32", "--seq-len", "128"]
     assert main(["train", "--preset", "titans-lmm", *few, "--dry-run"]) == 0
-    assert "mnemos: the memory commits 2 times in a row of 128 tokens" in capsys.readouterr().err
+    assert "mnemos: the memory commits 2 times in a sequence of 128 tokens" in capsys.readouterr().err
     tiny = [
         "--set",
         "hidden_size=16",

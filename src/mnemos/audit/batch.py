@@ -18,7 +18,9 @@ PADDED_STEPS = 3  # tokens read one by one behind a padded prompt
 
 
 @register_check(
-    "batch", "batch rows are independent: the same logits beside other rows, alone, and in another order", ["calls"]
+    "batch",
+    "sequences of a batch are independent: the same logits beside others, alone, and in another order",
+    ["calls"],
 )
 def batch(probe: Probe) -> Outcome:
     ids, exact, cut = probe.ids(ROWS), Exactness(probe), probe.length // 2
@@ -40,10 +42,12 @@ def batch(probe: Probe) -> Outcome:
         for how, found in (("alone", alone), ("in another order", turned)):
             new = difference(found, together)
             if new > limit:
-                return failed(f"batch rows {how} differ from batch rows together ({kind_of(model)})", new, limit)
+                return failed(f"sequences {how} differ from sequences together ({kind_of(model)})", new, limit)
             seen.append((new, limit))
         probe.tick()
-    found = exact.outcome("other batch rows change no bit; alone and in another order the logits are the same")
+    found = exact.outcome(
+        "other sequences of a batch change no bit; alone and in another order the logits are the same"
+    )
     number, limit = closest(seen)
     return found if exact.unclear else dataclasses.replace(found, number=number, limit=limit)
 

@@ -31,7 +31,8 @@ def gradients(probe: Probe) -> Outcome:
     with restored(named.values()):
         found = _gradients(probe, model, named)
         if not found:
-            return failed("no logit has a gradient", float(len(named)), 0.0, parameters=list(named))
+            hint = "; if the memory writes only certain texts, --text FILE gives it one" * (probe.settings.text is None)
+            return failed(f"no logit has a gradient{hint}", float(len(named)), 0.0, parameters=list(named))
         missing = [name for name in named if name not in found]
         if missing:
             with torch.no_grad():
@@ -50,7 +51,7 @@ def _gradients(probe: Probe, model: Subject, named: dict[str, nn.Parameter]) -> 
     """The gradients of the next-token loss that are not 0, by name; of several texts, until none is missing."""
     found: dict[str, Tensor] = {}
     for seed in range(TEXTS):
-        ids = probe.ids(2, seed=seed)
+        ids = probe.texts(seed)
         with torch.enable_grad():
             logits = model.differentiable_logits(ids)
             if not logits.requires_grad:

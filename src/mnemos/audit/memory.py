@@ -60,8 +60,9 @@ def memory(probe: Probe) -> Outcome:
     switches = knock_outs(model.model)
     if not switches:
         return not_applicable("no memory is known that could be knocked out: give the model a method knock_out(what)")
-    ids = probe.ids(2)
-    ids[1] = probe.other(ids)[1]
+    ids = probe.texts()
+    if probe.settings.text is None:
+        ids[1] = probe.other(ids)[1]
     normal, found = model.logits(ids), {}
     for what, switch in switches.items():
         with switch():
@@ -73,6 +74,8 @@ def memory(probe: Probe) -> Outcome:
     if dead:
         numbers = ", ".join(f"{MEANING.get(what, what)} by {found[what]:.1e}" for what in dead)
         zero = "; its gates are 0, as before training" if _gates_are_zero(model.model) else ""
+        if not zero and probe.settings.text is None:
+            zero = "; if it writes only certain texts, --text FILE gives it one"
         return failed(f"the memory does nothing: logits change {numbers} of their scale{zero}", least, limit, **found)
     if after > limit:
         return failed(

@@ -10,11 +10,13 @@ import copy
 import functools
 import random
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..data.tasks import encode
 from .extent import edges, sizes_of
 from .registry import Outcome
 from .settings import AuditSettings
@@ -57,6 +59,7 @@ class Probe:
         self.size = sum(p.numel() for p in self.own.parameters())
         self.sizes = sorted({*sizes_of(self.own.config), *self.settings.boundaries})
         self.length = self._length()
+        self._text = self._read_text()
 
     def status_of(self, check: str) -> str | None:
         """The status of an earlier check; None if it did not run."""
@@ -128,6 +131,30 @@ class Probe:
         half = -(-length // 2)
         drawn = usable[torch.randint(len(usable), (rows, half), generator=generator)]
         return torch.cat([drawn, drawn], 1)[:, :length]
+
+    def texts(self, seed: int = 0) -> Tensor:
+        """Two sequences (2, T): pieces of `settings.text`, or random tokens without it. Each seed gives others."""
+        if self._text is None:
+            return self.ids(2, seed=seed)
+        starts = [(2 * seed + row) * self.length % (len(self._text) - self.length + 1) for row in range(2)]
+        return torch.stack([self._text[start : start + self.length] for start in starts])
+
+    def _read_text(self) -> Tensor | None:
+        """The tokens of `settings.text`; None without it. Raises a ValueError for a text that cannot be used."""
+        if self.settings.text is None:
+            return None
+        if self.tokenizer is None:
+            raise ValueError(f"text={self.settings.text!r:.200} needs a tokenizer, and the model has none")
+        try:
+            content = Path(self.settings.text).read_text(encoding="utf-8", errors="replace")
+        except OSError as wrong:
+            raise ValueError(f"text={self.settings.text!r:.200} cannot be read: {wrong.strerror}") from None
+        found = torch.tensor(encode(self.tokenizer, content), dtype=torch.long)
+        if len(found) < 2 * self.length:
+            raise ValueError(
+                f"text={self.settings.text!r:.200} has {len(found):,} tokens, but must have at least {2 * self.length:,}"
+            )
+        return found
 
     def other(self, ids: Tensor, seed: int = 1) -> Tensor:
         """Tokens of the same shape, each different from that of ids."""

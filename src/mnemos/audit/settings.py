@@ -29,6 +29,8 @@ class AuditSettings:
     """The growth of the state that the model promises: constant, linear, or auto (as its cache declares)."""
     prompts: str | None = None
     """JSON lines of prompts to search for leaked answers: {"prompt", "answer"}, and optionally "needle", the part that may hold it."""
+    text: str | None = None
+    """File whose text the checks memory and gradients read instead of random tokens, for a memory that writes only certain texts."""
     samples: int = 24
     """Questions of each kind of the needle check; a large model gets only those that decide."""
     max_length: int | None = None

@@ -34,19 +34,20 @@ def attach(
         memory: name of the memory: titans, omeganet, atlas, deltanet, yaad, ...
         target: name of the attention module in the layers of another architecture.
         adapter: write the memories alone, as an adapter file.
-        load: adapter file to put into the folder; it sets layers, window, sinks, memory and target.
+        load: adapter file to put into the folder; it sets layers, window, sinks, memory and target. smollm2: the trained adapter of the package.
         seed: of the memories' initial weights.
     """
     import torch
     from transformers import AutoTokenizer
 
-    from ..attach import AttachConfig, load_adapter, save_adapter, save_merged, smollm
+    from ..attach import AttachConfig, load_adapter, merge_lora, save_adapter, save_merged, smollm, smollm_adapter
     from ..attach import attach as attach_to
     from ..attach.folders import check_absent
     from ..eval.loading import TOKENIZER_FILES, open_pretrained
 
     if not adapter:
         check_absent(out)
+    load = str(smollm_adapter()) if load == "smollm2" else load
     config = AttachConfig(_layers(layers), window, sinks, memory, target)
     place = str(smollm()) if base == "smollm2" else base
     torch.manual_seed(seed)
@@ -62,6 +63,9 @@ def attach(
         save_adapter(model, out)
         print(f"{out}: open it with mnemos.attach.load_adapter(base, {out!r})")
         return
+    if model.lora is not None:
+        model = merge_lora(model)
+        print("The adapter's LoRA maps are added to the weights of the base.")
     has_tokenizer = not os.path.isdir(place) or any(os.path.isfile(os.path.join(place, n)) for n in TOKENIZER_FILES)
     path = save_merged(model, out, AutoTokenizer.from_pretrained(place) if has_tokenizer else None)
     print(

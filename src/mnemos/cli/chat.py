@@ -26,7 +26,7 @@ def chat(
     use and plays a game of facts. /help in the chat lists its commands.
 
     Args:
-        model: folder of a run (runs/x), of an exported model, or of an attached model.
+        model: folder of a run (runs/x), of an exported model, or of an attached model; demo: the demo's model.
         session: name of the session to continue or to begin; by default a new one, named after the time.
         store: folder of the sessions; by default mnemos/sessions in the user's data folder.
         memory: --no-memory answers every turn from an empty state, for comparison.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -33,7 +34,9 @@ class ChatModel:
 
 
 def open_chat_model(path: str | None, device: str = "cpu") -> ChatModel:
-    """The model of a folder; without one, SmolLM2 with its adapter if both are installed, else the demo's model."""
+    """The model of a folder, or of `demo`; without one, SmolLM2 with its adapter if both are installed, else the demo's model."""
+    if path == "demo" and not os.path.exists(path):
+        return _game(device)
     if path is not None:
         return _from_folder(path, device)
     return _smollm(device) or _game(device)

@@ -170,7 +170,7 @@ def _with_progress(run, prefix: str = "") -> dict[str, Any]:
 
 
 def _print_tables(results: dict[str, Any], names: tuple[str, ...]) -> None:
-    from ..eval.suites import SUITES
+    from ..eval.suites import SUITES, label
     from .tables import print_table
 
     for name in dict.fromkeys(names):
@@ -180,15 +180,19 @@ def _print_tables(results: dict[str, Any], names: tuple[str, ...]) -> None:
         rows = entry["rows"]
         columns = SUITES[name].columns or tuple(dict.fromkeys(k for row in rows for k in row))
         columns = tuple(c for c in columns if any(row.get(c) is not None for row in rows))
-        cells = [[_cell(row.get(column)) for column in columns] for row in rows]
-        left = [c.replace("_", " ") for c in columns if any(isinstance(row.get(c), str) for row in rows)]
+        cells = [[_cell(row.get(column), column) for column in columns] for row in rows]
+        left = [label(c) for c in columns if any(isinstance(row.get(c), str) for row in rows)]
         title = f"{name} ({entry['seconds']:.1f} s)"
-        print_table([column.replace("_", " ") for column in columns], cells, left, title)
+        print_table([label(column) for column in columns], cells, left, title)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, column: str) -> str:
     if value is None:
         return ""
+    if column == "memory" and isinstance(value, str):
+        from ..eval.suites import label
+
+        return label(value)
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -102,7 +102,9 @@ def _distance(report: DemoReport) -> str:
         f"reach {plan.reach} tokens back. Training had up to {plan.curriculum.longest:,} tokens between facts and questions. "
         f"Full attention is asked up to {max(plan.attention_distances):,}; beyond the training, its positions are new to it.</p>"
     )
-    return _section("Recall by distance", drawn, words)
+    far = max(a.distance for a in report.recall["full attention"])  # the largest distance at which all models are asked
+    recalled = [f"{name} {a.recall:.0%}" for name, found in report.recall.items() for a in found if a.distance == far]
+    return _section(f"Recall after {far:,} tokens: {', '.join(recalled)}", drawn, words)
 
 
 def _state(report: DemoReport) -> str:
@@ -111,12 +113,14 @@ def _state(report: DemoReport) -> str:
         for name, found in report.recall.items()
     ]
     drawn = chart(lines, "tokens read", "bytes of state", log="xy")
-    last = report.recall["memory"][-1]
+    first, last = report.recall["memory"][0], report.recall["memory"][-1]
+    constant = first.state_bytes == last.state_bytes
+    title = "The memory's state has a fixed size" if constant else "The memory's state grows"
     words = (
-        f"<p>After {last.distance:,} tokens the memory's state still has {last.state_bytes:,} bytes. "
-        f"It reads {report.plan.rows * last.distance / max(1e-9, last.seconds):,.0f} tokens per second on one thread.</p>"
+        f"<p>The memory's state has {first.state_bytes:,} bytes after {first.distance:,} tokens and {last.state_bytes:,} after {last.distance:,}. "
+        f"The model reads {report.plan.rows * last.distance / max(1e-9, last.seconds):,.0f} tokens per second on one thread.</p>"
     )
-    return _section("Bytes of state", drawn, words)
+    return _section(title, drawn, words)
 
 
 def _learning(report: DemoReport) -> str:
@@ -129,13 +133,16 @@ def _learning(report: DemoReport) -> str:
     plan, memory = report.plan, report.curves["memory"]
     grew = "the text never grew" if memory.grew_at is None else f"the text grew from step {memory.grew_at} on"
     ended = "reached its goal" if memory.reached else "did not reach its goal"
+    title = f"The memory learns to keep facts in {memory.steps} steps"
+    if not memory.reached:
+        title = f"The memory does not reach {plan.curriculum.goal:.0%} in {memory.steps} steps"
     drawn = chart(lines, "training steps", "recall", (0, 1), percent=True, marks=[Mark("guessing", y=CHANCE)])
     seconds = ", ".join(f"{name} {curve.seconds:.0f} s" for name, curve in report.curves.items())
     words = (
         f"<p>Up to {plan.curriculum.pairs} facts, {plan.curriculum.gap[0]} to {plan.curriculum.longest:,} bytes of text, then questions; {grew}. "
-        f"Training {ended} of {plan.curriculum.goal:.0%} after {memory.steps} steps. The others got the same batches. {seconds}.</p>"
+        f"Training {ended} of {plan.curriculum.goal:.0%} after {memory.steps} steps. The others got the same batches. Training times: {seconds}.</p>"
     )
-    return _section("Learning to keep facts", drawn, words)
+    return _section(title, drawn, words)
 
 
 def _answers(report: DemoReport) -> str:

@@ -100,7 +100,7 @@ def _run(folder: Path, plan: DemoPlan, console: Console) -> DemoReport:
     print_recall(recall, plan, console)
     say(f"{report.seconds:.0f} seconds in all.")
     if is_kept():
-        say(f"The memory model stays in {kept_folder()}. Play a game of facts with it: mnemos chat")
+        say(f"The memory model stays in {kept_folder()}. Play a game of facts with it: mnemos chat demo")
     say(f"Page: {report.page.resolve()}")
     return report
 

@@ -66,6 +66,15 @@ class Context:
         return kept
 
 
+def label(name: str) -> str:
+    """A column of rows, or a kind of memory, as tables name it.
+
+    >>> label("bits_per_byte"), label("frozen")
+    ('bits per byte', 'no test-time learning')
+    """
+    return "no test-time learning" if name == "frozen" else name.replace("_", " ")
+
+
 def embedded_texts() -> list[str] | None:
     """The embedded text of `mnemos.data` as a haystack, if available."""
     try:

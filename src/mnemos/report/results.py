@@ -7,6 +7,7 @@ from typing import Any
 
 from ..eval import SUITES
 from ..eval.comparison import compare
+from ..eval.suites import label
 from .charts import CHARTS_CSS
 from .page import head
 from .suite_charts import charts_of
@@ -121,7 +122,7 @@ def _suite(name: str, entry: dict[str, Any]) -> str:
     columns = (known.columns if known else ()) or tuple(dict.fromkeys(key for row in rows for key in row))
     columns = tuple(c for c in columns if any(row.get(c) is not None for row in rows))
     words = {c for c in columns if any(isinstance(row.get(c), str) for row in rows)}
-    named = "".join(f"<th{WORD_CELL * (c in words)}>{html.escape(c.replace('_', ' '))}</th>" for c in columns)
+    named = "".join(f"<th{WORD_CELL * (c in words)}>{html.escape(label(c))}</th>" for c in columns)
     lines = "".join(f"<tr>{''.join(_cell(c, row.get(c), c in words) for c in columns)}</tr>" for row in rows)
     table = f'<div class="scroll" tabindex="0"><table class="results"><tr>{named}</tr>{lines}</table></div>'
     about = f'<span class="soft">{html.escape(about)}{len(rows)} rows, {entry["seconds"]:.1f} s</span>'
@@ -137,6 +138,8 @@ def _cell(column: str, value: Any, word: bool) -> str:
 def _text(column: str, value: Any) -> str:
     if value is None:
         return ""
+    if column == "memory" and isinstance(value, str):
+        return label(value)
     if column in ("chance", "depth"):
         return f"{100 * value:.3g} %"
     if isinstance(value, float):

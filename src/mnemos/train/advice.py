@@ -33,17 +33,17 @@ def short_rows(config: TrainConfig, model: Any) -> str | None:
 
 
 def few_commits(model: MnemosConfig, length: int, remedies: str) -> str | None:
-    """A warning if rows of `length` tokens hold fewer than four commits of the model's memory; else None.
+    """A warning if sequences of `length` tokens hold fewer than four commits of the model's memory; else None.
 
-    Gradients are taken at weights that change once per chunk, and rules such as Muon write once per commit: a row with few of
-    them trains a memory that hardly ever uses what it wrote. remedies: the caller's words, in which {length} is a sufficient
+    Gradients are taken at weights that change once per chunk, and rules such as Muon write once per commit: a sequence with few of
+    them trains a memory that hardly ever reads its writes. remedies: the caller's words, in which {length} is a sufficient
     length and {smaller} a sufficiently small interval.
 
     >>> from mnemos.models import presets
-    >>> few_commits(presets.config("titans-mag"), 256, "longer rows") is None
+    >>> few_commits(presets.config("titans-mag"), 256, "longer sequences") is None
     True
-    >>> few_commits(presets.config("titans-mag"), 128, "use rows of {length} tokens or {smaller}").partition(": ")[2]
-    'use rows of 256 tokens or memory_chunk_size=32'
+    >>> few_commits(presets.config("titans-mag"), 128, "use sequences of {length} tokens or {smaller}").partition(": ")[2]
+    'use sequences of 256 tokens or memory_chunk_size=32'
     """
     if not model.has_memory:
         return None
@@ -59,7 +59,7 @@ def few_commits(model: MnemosConfig, length: int, remedies: str) -> str | None:
     else:
         smaller = f"memory_chunk_size={most}"
     return (
-        f"the memory {times} in a row of {length:,} tokens (its interval is {interval:,}), too rarely to learn to use what it wrote: "
+        f"the memory {times} in a sequence of {length:,} tokens (its interval is {interval:,}), too rarely to learn from its writes: "
         f"{remedies.format(length=MIN_COMMITS * interval, smaller=smaller)}"
     )
 

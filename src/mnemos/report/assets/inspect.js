@@ -11,7 +11,7 @@ const QUANTITIES = [
   ["route", "Routing", "How far the gate lets the memory in, mean over its heads: 0 is attention alone, 1 is all of the memory."],
   ["share", "Memory's share", "The norm of the memory's output, as a fraction of the norms of both parts. The other part is attention."],
   ["loss", "Loss", "Loss of the whole model for a token given all previous ones, in nats."],
-  ["writing", "Help of writing", "Loss with memories frozen at their initial weights minus loss. Orange: writing at test time helped here; blue: it hurt."],
+  ["writing", "Help of writing", "Loss with no test-time learning minus loss. Orange: writing at test time helped here; blue: it hurt."],
   ["memory", "Help of memory", "Loss with memory off (output 0) minus loss. Orange: the memory helped here; blue: it hurt."],
 ];
 const SIGNED = new Set(["writing", "memory"]);
