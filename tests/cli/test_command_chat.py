@@ -62,14 +62,15 @@ def chat(monkeypatch, capsys):
 
 def test_the_demos_model_has_a_name_beside_smollm(home, chat, monkeypatch):
     monkeypatch.setattr("mnemos.cli.chat_models._smollm", lambda device: pytest.fail("SmolLM2 was opened"))
-    status, printed = chat("demo", lines=("what is Bruno?", "/quit"))
+    status, printed = chat("demo", "--session", "ann", lines=("remember Bruno is key", "/quit"))
     assert status == 0 and "A game of facts with the demo's model" in printed
+    assert "to continue: mnemos chat demo --session ann" in printed
 
 
 def test_facts_are_told_asked_saved_and_resumed(home, chat):
     status, printed = chat("--session", "ann", lines=("remember Alice is lamp", "Bruno has the key", "what is Alice?"))
     assert status == 0 and "no language" in printed and printed.count("(2 tokens read)") == 2
-    assert "a guess" not in printed and "`mnemos chat --session ann` continues" in printed
+    assert "a guess" not in printed and "to continue: mnemos chat --session ann" in printed
     status, printed = chat("--session", "ann", lines=("what is Zoe?", "/sessions"))
     assert "session ann: 15 tokens read, state 53.8 kB" in printed
     assert "a guess: no line of this session mentions Zoe" in printed and "remember Alice is lamp" in printed

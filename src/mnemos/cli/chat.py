@@ -67,4 +67,5 @@ def chat(
         print(f"session {name}: {current.tokens_read:,} tokens read, state {size_text(current.state_bytes)}")
     else:
         print(f"new session {name}; /help lists the commands")
-    ChatLoop(current, options, opened.is_game).run()
+    arguments = [*([model] if model else []), *(["--store", str(store)] if store else [])]
+    ChatLoop(current, options, opened.is_game, arguments).run()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import sys
 import threading
 import time
 import unicodedata
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,13 @@ things: {things}"""
 
 
 class ChatLoop:
-    """Reads lines from standard input and answers them. options: those of `Sampling`. is_game: the model is that of the demo."""
+    """Reads lines from standard input and answers them. options: those of `Sampling`. is_game: the model is that of the demo.
 
-    def __init__(self, session: Session, options: dict[str, Any], is_game: bool = False):
-        self.session, self.options, self.is_game = session, options, is_game
+    arguments: of `mnemos chat` for the same model and store.
+    """
+
+    def __init__(self, session: Session, options: dict[str, Any], is_game: bool = False, arguments: Sequence[str] = ()):
+        self.session, self.options, self.is_game, self.arguments = session, options, is_game, arguments
         self.is_saved = True  # nothing has changed since the last save
         self.commands: dict[str, tuple[str, Callable[[str], object]]] = {
             "/remember": ("TEXT: read a text without an answer", self.remember),
@@ -216,7 +220,8 @@ class ChatLoop:
         if self.session.turns:
             if not self.is_saved:
                 self.session.save()
-            print(f"saved; `mnemos chat --session {self.session.name}` continues with the same model and --store")
+            command = shlex.join(["mnemos", "chat", *self.arguments, "--session", self.session.name])
+            print(f"saved; to continue: {command}")
 
     def _autosave(self) -> None:
         self.is_saved = False
