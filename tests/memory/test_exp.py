@@ -43,6 +43,7 @@ def grid() -> list[Case]:
         cases.append(Case(exp_spec(chunk_size=8, momentum=False, key_dim=3, **shape), ("retain", "gate")))
     for window, kind in itertools.product((1, 5, 40), ("after", "before")):
         cases.append(Case(exp_spec(**SOFTMAX, window=window, read=kind, chunk_size=8)))
+    cases += [Case(exp_spec(window=3, chunk_size=8, retention="start")), Case(exp_spec(depth=3, retention="start"))]
     return [*cases, *KINDS, Case(exp_spec(depth=1, chunk_size=8)), Case(exp_spec(depth=1, objective="dot", window=3))]
 
 

@@ -9,26 +9,21 @@ G = batch x heads, L tokens and E window tokens of a tile, n pushes, K key dim, 
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ...memory.kv_memory import Pairs, kernel_values, logits, normalized, top_logit
+from ...memory.kv_memory import kernel_values, logits, normalized, top_logit
 from ...memory.spec import MemorySpec
-from ...memory.state import MemoryState
 from ...nn.derivatives import recomputed
 from .chunking import ChunkRun, heads_first
 from .coefficients import Coefficients
 from .engine import Engine, RunInputs, Tile, rows_read, tiles_of
 from .inner_grads import chain_errors
-
-if TYPE_CHECKING:
-    from .tokens import Tokens
 
 
 @dataclass
@@ -61,7 +56,7 @@ class Listed(NamedTuple):
 
 
 class ListEngine(Engine):
-    """Runs of chunks of a memory whose first map, in the state (G, N, P), is the list."""
+    """Runs of chunks of a memory whose first map, in the state (G, N, P), is the list. start: the weights of the others, as they are."""
 
     def __init__(self, opened: Opened):
         super().__init__()
@@ -91,13 +86,13 @@ class ListEngine(Engine):
         momentum = [] if state.momentum is None else [listed(state.momentum)]
         return [listed(state.weight), *state.W], [*momentum, *state.S]
 
-    def run(self, spec: MemorySpec, given: RunInputs, state: Listed, anchor: Listed, start: Listed | None):
-        chunks, W0, outputs = given.chunks, [] if start is None else start, []
+    def run(self, spec: MemorySpec, given: RunInputs, state: Listed, anchor: Listed, start: list[Tensor] | None):
+        chunks, W0, outputs = given.chunks, start or [], []
         for i, (q, k, v, *co) in enumerate(zip(*map(tiles_of, (given.q, given.k, given.v, *given.coefficients)))):
             if chunks.fresh and i % chunks.period == 0:
                 anchor = state
             lists = [tuple(x[:-1]) for x in ((state,) if anchor is state else (state, anchor))]
-            tensors, form = tree_flatten((lists, list(W0), Coefficients(*co)))
+            tensors, form = tree_flatten((lists, W0, Coefficients(*co)))
 
             def tile(q, k, v, offset, *tensors, form=form):
                 lists, W0, co = tree_unflatten(list(tensors), form)
@@ -157,56 +152,3 @@ def kv_errors(spec: MemorySpec, z: Tensor, v: Tensor, A) -> tuple[Tensor, list[t
     """Errors (G, E, P) at the outputs z of the first map, and for each matrix its inputs and errors."""
     ((_, d),), *uses = chain_errors(spec, z, v, [z, *A], listed=z)
     return d, [use for (use,) in uses]
-
-
-def open_pairs(tokens: Tokens, state: MemoryState, features) -> tuple[Tokens, list[list[Tensor]]]:
-    """Tokens that know the list, and [weights, momentum, anchor] whose first map is it, (B, H, N, P), with room for them."""
-    pairs = state.pairs
-    if pairs is None:
-        return tokens, [state.weights, state.momentum, state.anchor]
-    keys, old = tokens.lifted_key, pairs.length
-    opened = Opened(torch.cat([pairs.key.to(keys.dtype), keys], 1), old, old, getattr(features, "offset", None))
-
-    def widened(share: Tensor) -> Tensor:
-        return F.pad(share.to(keys.dtype), (0, 0, 0, 0, 0, keys.shape[1])).transpose(1, 2)
-
-    weight = widened(pairs.weight)
-    anchor = weight if pairs.anchor is pairs.weight else widened(pairs.anchor)
-    momentum = [] if pairs.momentum is None else [widened(pairs.momentum)]
-    maps = [[weight, *state.weights], [*momentum, *state.momentum], [anchor, *state.anchor]]
-    return dataclasses.replace(tokens, pairs=opened), maps
-
-
-def close_pairs(
-    maps: list[list[Tensor]], tokens: Tokens, state: MemoryState, offset: Tensor | int, length: int
-) -> tuple[list[list[Tensor]], Pairs | None]:
-    """The maps that are matrices, and the list of a state, `length` long. offset: (B, 1), slots before each row's first token."""
-    if tokens.pairs is None:
-        return maps, None
-    assert state.pairs is not None
-    old, c = state.pairs.length, state.window_key.shape[1] + 1
-    keys = tokens.pairs.key  # B N H K
-    index = torch.arange(length, device=keys.device)
-    slot = index - state.position.unsqueeze(-1) + offset + old + c - 1  # B length, where a pair of this call stands
-    new = (slot >= old) & (slot < keys.shape[1])
-    slot = slot.clamp(0, keys.shape[1] - 1)
-    rows = torch.arange(len(keys), device=keys.device).unsqueeze(-1)
-
-    def written(x: Tensor) -> Tensor:  # B N H D -> B length H D
-        return x[rows, slot] * new.to(x.dtype)[..., None, None]
-
-    def share(x: Tensor) -> Tensor:  # the c-1 tokens before the first stand in both lists
-        x = x.transpose(1, 2)
-        return F.pad(x[:, :old], (0, 0, 0, 0, 0, length - old)) + written(x)
-
-    before = (index < state.position.unsqueeze(-1))[..., None, None]
-    kept = F.pad(keys[:, :old], (0, 0, 0, 0, 0, length - old))
-    W, S, A = maps
-    weight = share(W[0])
-    pairs = Pairs(
-        key=torch.where(before, kept, written(keys)),
-        weight=weight,
-        momentum=share(S[0]) if S else None,
-        anchor=weight if A[0] is W[0] else share(A[0]),
-    )
-    return [W[1:], S[1:], A[1:]], pairs

@@ -16,8 +16,7 @@ from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState, common_chunk_offset
 from ...nn.derivatives import in_full_precision
 from .engine import Engine
-from .kv_scan import close_pairs, open_pairs
-from .tokens import Tokens, prepare, run_grid
+from .tokens import Tokens, close_pairs, open_pairs, prepare, run_grid
 
 
 @in_full_precision  # coefficients and states are float32 or wider

@@ -10,8 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from ...memory.kv_memory import Pairs
 from ...memory.rules import Roles
 from ...memory.spec import Gates, MemorySpec
 from ...memory.state import MemoryState
@@ -112,6 +114,59 @@ def prepare(q, k, v, gates: Gates, state: MemoryState, spec: MemorySpec, feature
     )
 
 
+def open_pairs(tokens: Tokens, state: MemoryState, features) -> tuple[Tokens, list[list[Tensor]]]:
+    """Tokens that know the list, and [weights, momentum, anchor] whose first map is it, (B, H, N, P), with room for them."""
+    pairs = state.pairs
+    if pairs is None:
+        return tokens, [state.weights, state.momentum, state.anchor]
+    keys, old = tokens.lifted_key, pairs.length
+    opened = Opened(torch.cat([pairs.key.to(keys.dtype), keys], 1), old, old, getattr(features, "offset", None))
+
+    def widened(share: Tensor) -> Tensor:
+        return F.pad(share.to(keys.dtype), (0, 0, 0, 0, 0, keys.shape[1])).transpose(1, 2)
+
+    weight = widened(pairs.weight)
+    anchor = weight if pairs.anchor is pairs.weight else widened(pairs.anchor)
+    momentum = [] if pairs.momentum is None else [widened(pairs.momentum)]
+    maps = [[weight, *state.weights], [*momentum, *state.momentum], [anchor, *state.anchor]]
+    return dataclasses.replace(tokens, pairs=opened), maps
+
+
+def close_pairs(
+    maps: list[list[Tensor]], tokens: Tokens, state: MemoryState, offset: Tensor | int, length: int
+) -> tuple[list[list[Tensor]], Pairs | None]:
+    """The maps that are matrices, and the list of a state, `length` long. offset: (B, 1), slots before each row's first token."""
+    if tokens.pairs is None:
+        return maps, None
+    assert state.pairs is not None
+    old, c = state.pairs.length, state.window_key.shape[1] + 1
+    keys = tokens.pairs.key  # B N H K
+    index = torch.arange(length, device=keys.device)
+    slot = index - state.position.unsqueeze(-1) + offset + old + c - 1  # B length, where a pair of this call stands
+    new = (slot >= old) & (slot < keys.shape[1])
+    slot = slot.clamp(0, keys.shape[1] - 1)
+    rows = torch.arange(len(keys), device=keys.device).unsqueeze(-1)
+
+    def written(x: Tensor) -> Tensor:  # B N H D -> B length H D
+        return x[rows, slot] * new.to(x.dtype)[..., None, None]
+
+    def share(x: Tensor) -> Tensor:  # the c-1 tokens before the first stand in both lists
+        x = x.transpose(1, 2)
+        return F.pad(x[:, :old], (0, 0, 0, 0, 0, length - old)) + written(x)
+
+    before = (index < state.position.unsqueeze(-1))[..., None, None]
+    kept = F.pad(keys[:, :old], (0, 0, 0, 0, 0, length - old))
+    W, S, A = maps
+    weight = share(W[0])
+    pairs = Pairs(
+        key=torch.where(before, kept, written(keys)),
+        weight=weight,
+        momentum=share(S[0]) if S else None,
+        anchor=weight if A[0] is W[0] else share(A[0]),
+    )
+    return [W[1:], S[1:], A[1:]], pairs
+
+
 def run_grid(
     tokens: Tokens, tokens_to_boundary: int, W: list[Tensor], S: list[Tensor], A: list[Tensor], spec: MemorySpec
 ):
@@ -140,7 +195,9 @@ def _run(
     tokens: Tokens, engine: Engine, runs: list[ChunkRun], value, W, S, A, W0, spec: MemorySpec, ends_on_grid: bool
 ):
     """The runs of a memory with maps (G, d_in, d_out): y of each run, and W, S and A at the end."""
-    state, start = engine.open(spec, W, S), engine.open(spec, W0, []) if W0 else None
+    state, start = engine.open(spec, W, S), None
+    if W0:
+        start = engine.open(spec, W0, []) if tokens.pairs is None else W0
     anchor = None if runs[0].fresh else engine.open(spec, A, [])
     outputs, moved = [], False
     for chunks in runs:
