@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import ARCHITECTURES, attached, base_model, tokens
 from transformers import AutoModelForCausalLM
 
-from mnemos.attach import add_lora, load_adapter, merge_lora, save_adapter, save_merged
+from mnemos.attach import add_lora, load_adapter, merge_lora, save_adapter, save_merged, smollm_adapter
 
 WINDOWED = {"window": 6, "sinks": 2}
 
@@ -23,6 +23,25 @@ def test_a_loaded_adapter_gives_the_same_logits(name, tmp_path):
     save_adapter(model, tmp_path / "adapter.safetensors")
     other = load_adapter(base_model(name), tmp_path / "adapter.safetensors")
     assert torch.equal(other(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("folder", ["/home/ann/models/tiny-llama", "../models/tiny-llama", "tiny-llama"])
+def test_an_adapter_names_the_folder_of_its_base_and_not_the_way_there(folder, tmp_path, monkeypatch):
+    (tmp_path / "models" / "tiny-llama").mkdir(parents=True)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    model = attached()
+    for given, expected in ((folder, "tiny-llama"), ("owner/tiny-llama", "owner/tiny-llama")):
+        model.base.config._name_or_path = model.base.name_or_path = given
+        save_adapter(model, tmp_path / "adapter.safetensors")
+        with safe_open(tmp_path / "adapter.safetensors", "pt") as file:
+            assert file.metadata()["base_name"] == expected
+
+
+def test_the_packaged_adapter_names_no_folder_of_a_machine():
+    with safe_open(smollm_adapter(), "pt") as file:
+        header = file.metadata()
+    assert header["base_name"] == "smollm2"
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

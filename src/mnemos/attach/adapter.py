@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,12 +31,19 @@ def save_adapter(model: AttachedForCausalLM, path: str | os.PathLike) -> None:
     header = {
         "format": FORMAT,
         "attach": model.attach_config.to_json(),
-        "base_name": str(getattr(model.base, "name_or_path", "") or "")[:200],
+        "base_name": _base_name(model.base),
         "base_type": model.base.config.model_type,
         "base_hash": base_hash(model.base),
         "lora": json.dumps(model.lora),
     }
     write_tensors(path, adapter_tensors(model), header)
+
+
+def _base_name(base: PreTrainedModel) -> str:
+    """The name of the base on a hub, or of its folder without the way there: adapters are passed on, paths of a machine are not."""
+    name = str(getattr(base, "name_or_path", "") or "")
+    path = Path(name)
+    return (path.name if path.is_absolute() or path.exists() else name)[:200]
 
 
 def adapter_tensors(model: AttachedForCausalLM) -> dict[str, Tensor]:
