@@ -41,7 +41,7 @@ def test_an_adapter_names_the_folder_of_its_base_and_not_the_way_there(folder, t
 def test_the_packaged_adapter_names_no_folder_of_a_machine():
     with safe_open(smollm_adapter(), "pt") as file:
         header = file.metadata()
-    assert header["base_name"] == "smollm2"
+    assert header["base_name"] == "smollm2-135m-instruct"
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
