@@ -3,6 +3,7 @@
 Needs torch and safetensors alone. Start with `NeuralMemory`, or with `MemorySpec` and `scan` to program against the engine.
 """
 
+from . import miras_losses, miras_retentions  # noqa: F401 (register their classes)
 from .config import NeuralMemoryConfig
 from .features import FeatureMap, make_features, register_features
 from .gating import Gating, SparseGating, register_gating
