@@ -4,7 +4,7 @@ Every row of a batch is a conversation of its own: facts, then texts, then quest
 window of the adapter. Names, values, sentences and texts are not those of training. Beside the model as it is: no writes, no reads
 (its window alone), the memories of another row, and the base model with all tokens in its attention.
 
-python evaluate.py ADAPTER --text FILE ... [--distances 1000 4000 16000] [--rows 10] [--facts 12] [--json OUT]
+python evaluate.py [ADAPTER] --text FILE ... [--distances 1000 4000 16000] [--rows 10] [--facts 12] [--ceiling 8000] [--json OUT]
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def ask_all(model: Any, tokenizer: Any, options: Any, facts: list[list[Fact]], c
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("adapter")
+    parser.add_argument("adapter", nargs="?", help="without it, --ceiling alone")
     parser.add_argument("--text", nargs="+", required=True)
     parser.add_argument("--distances", type=int, nargs="+", default=[1000, 4000, 16000])
     parser.add_argument("--rows", type=int, default=10)
@@ -128,8 +128,18 @@ def main() -> None:
     if options.ceiling:
         ceiling(base, tokenizer, options, facts, ids, mask, between, results)
         print(f"base model with full attention: {time.time() - begin:.0f} s", flush=True)
-    model = load_adapter(base, options.adapter).eval()
-    cache, place = model.new_cache(), 0
+    if options.adapter:
+        with_memory(load_adapter(base, options.adapter).eval(), tokenizer, options, facts, ids, mask, between, results)
+    if options.json:
+        names = ("split", "dtype", "seed", "begun", "new_relations")
+        record = {"adapter": Path(options.adapter).name} if options.adapter else {}
+        record |= {name: getattr(options, name) for name in names} | {"results": list(results.values())}
+        Path(options.json).write_text(json.dumps(record, indent=1) + "\n")
+
+
+def with_memory(model, tokenizer, options, facts, ids, mask, between, results) -> None:
+    """The attached model, and its knock-outs."""
+    cache, place, begin = model.new_cache(), 0, time.time()
     feed(model, ids, cache, mask)
     for distance in options.distances:
         feed(model, between[:, place:distance], cache)
@@ -145,15 +155,6 @@ def main() -> None:
         print(json.dumps(row), f"{time.time() - begin:.0f} s", flush=True)
     if options.knock_outs:
         no_writes(model, tokenizer, options, facts, ids, mask, between, results)
-    if options.json:
-        record = {
-            "adapter": Path(options.adapter).name,
-            "split": options.split,
-            "dtype": options.dtype,
-            "seed": options.seed,
-        }
-        record |= {"begun": options.begun, "new_relations": options.new_relations, "results": list(results.values())}
-        Path(options.json).write_text(json.dumps(record, indent=1) + "\n")
 
 
 def no_writes(model, tokenizer, options, facts, ids, mask, between, results) -> None:
