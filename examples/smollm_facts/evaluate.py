@@ -26,7 +26,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from mnemos.attach import load_adapter, smollm
 
 SLICE = 512
-MOST_NEW = 24
+MOST_NEW = 24  # tokens of an answer; BEGUN of one whose beginning is given
+BEGUN = 10
 
 
 def conversations(tokenizer: Any, draw: random.Random, texts: Texts, facts: list[list[Fact]], length: int, split: str):
@@ -57,11 +58,11 @@ def feed(model: Any, ids: Tensor, cache: Any, mask: Tensor | None = None) -> Non
         model(ids[:, start : start + SLICE], part, past_key_values=cache, use_cache=True, logits_to_keep=1)
 
 
-def generate(model: Any, tokenizer: Any, cache: Any, mask: Tensor | None, prompts: list[list[int]]) -> list[str]:
-    """Greedy answers, one prompt per row of the cache, which stays as it is."""
+def generate(model, tokenizer, cache, mask: Tensor | None, prompts: list[list[int]], most: int) -> list[str]:
+    """Greedy answers of at most `most` tokens, one prompt per row of the cache, which stays as it is."""
     ids, new = padded_left(prompts)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    options: dict[str, Any] = {"max_new_tokens": MOST_NEW, "do_sample": False, "eos_token_id": end, "pad_token_id": end}
+    options: dict[str, Any] = {"max_new_tokens": most, "do_sample": False, "eos_token_id": end, "pad_token_id": end}
     if mask is not None:  # the base model: its cache is a plain one, and its inputs are those of the cache too
         past = torch.zeros(mask.shape, dtype=ids.dtype)
         ids, new, cache = torch.cat([past, ids], 1), torch.cat([mask, new], 1), copy.deepcopy(cache)
@@ -88,7 +89,8 @@ def ask_all(model: Any, tokenizer: Any, options: Any, facts: list[list[Fact]], c
         batch = [some[i] for some in facts]
         begun = [fact.prefix if options.begun else "" for fact in batch]
         prompts = [tokens(tokenizer, asked(draw, fact, options.split) + begin) for fact, begin in zip(batch, begun)]
-        for fact, begin, answer in zip(batch, begun, generate(model, tokenizer, cache, mask, prompts)):
+        answers = generate(model, tokenizer, cache, mask, prompts, BEGUN if options.begun else MOST_NEW)
+        for fact, begin, answer in zip(batch, begun, answers):
             answer = f"{begin} {answer}".strip()
             exact += is_right(answer, fact)
             contained += has_value(answer, fact)

@@ -141,7 +141,7 @@ def main() -> None:
         optimiser = torch.optim.AdamW(model.parameters(), weight_decay=0.01, betas=(0.9, 0.98))
         begin, found = time.process_time(), {}
         for step in range(options.steps + 1):
-            if step % max(1, options.steps // 3) == 0:
+            if step % max(1, options.steps // 2) == 0:
                 with torch.no_grad():
                     judged = [judge(model(rows), rows) for rows in tests]
                 found[step] = [round(sum(float(x) for x in xs) / len(tests), 4) for xs in zip(*judged)]

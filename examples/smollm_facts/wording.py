@@ -6,16 +6,19 @@ the base with all of the text in attention predicts (`teacher.py`); on short tex
 does. An adapter that has such maps already is trained further.
 
 python wording.py OUT --adapter IN --features FILE --teacher FILE ... [--steps 200]
+torchrun --nproc-per-node 3 wording.py ...                                               # each with pieces and questions of its own
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from features import SINKS, Segment, causal, positions_of
 from streams import Streams, pad
@@ -28,8 +31,9 @@ from mnemos.attach.control import Switches
 from mnemos.attach.lora import without_lora
 
 MAPS = ("self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj")
-QUESTIONS = 6  # of a step
+QUESTIONS = 4  # of a step
 CHUNK = 64  # tokens whose logits are in memory at a time
+EVERY = 10  # steps between two reports, each with the adapter so far
 HELD_OUT = 3  # pieces of text that do not train
 Piece = dict[str, Tensor]
 
@@ -57,22 +61,24 @@ def last_states(model: AttachedForCausalLM, start: int, states: Tensor) -> Tenso
     return body.norm(h)[0]
 
 
-def distil(head, states: Tensor, teacher: Tensor, weight: float) -> float:
-    """Adds the gradient of weight · KL(teacher || student) to what the last hidden states (T, D) come from, and returns the KL divergence.
-    Both are means over half of the tokens: logits take as much time as eight layers."""
+def distil(head, states: Tensor, teacher: Tensor, ids: Tensor, labels: float, weight: float) -> float:
+    """Adds the gradient of weight times the cross-entropy to what the last hidden states (T, D) come from, and returns the cross-entropy.
+
+    Targets: the predictions from the teacher's last hidden states (T, D), and with the share `labels` the next of the ids (T,). It is a mean over
+    half of the tokens, because logits take as much time as eight layers.
+    """
     cut, total = states.detach().requires_grad_(), 0.0
-    pairs = list(zip(cut.split(CHUNK), teacher.split(CHUNK)))
-    drawn = torch.randperm(len(pairs))[: (len(pairs) + 1) // 2].tolist()
-    count = sum(len(pairs[i][0]) for i in drawn)
-    for own, given in (pairs[i] for i in drawn):
+    chunks = list(zip(cut[:-1].split(CHUNK), teacher[:-1].split(CHUNK), ids[1:].split(CHUNK)))
+    drawn = torch.randperm(len(chunks))[: (len(chunks) + 1) // 2].tolist()
+    count = sum(len(chunks[i][0]) for i in drawn)
+    for own, given, following in (chunks[i] for i in drawn):
         with torch.no_grad():
-            log_target = head(given).float().log_softmax(-1)
-            target = log_target.exp()
-            entropy = -(target * log_target).sum()
+            target = (1 - labels) * head(given).float().softmax(-1)
+            target[range(len(target)), following] += labels
         found = head(own).float()
         loss = found.logsumexp(-1).sum() - (target * found).sum()
         (loss * weight / count).backward()
-        total += (loss.detach() - entropy).item()
+        total += loss.item()
     states.backward(cut.grad)
     return total / count
 
@@ -138,21 +144,27 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--text-weight", type=float, default=3.0)
+    parser.add_argument("--labels", type=float, default=0.3, help="share of the text's own tokens in targets")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.manual_seed(options.seed)
-    draw = random.Random(options.seed)
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    if world > 1:
+        dist.init_process_group("gloo")
+    draw = random.Random(options.seed + rank)
     streams = Streams([Path(options.features)])
     pieces = load(options.teacher)
     teacher = AutoModelForCausalLM.from_pretrained(smollm(), dtype=torch.bfloat16).eval()
     model = load_adapter(AutoModelForCausalLM.from_pretrained(smollm(), dtype=torch.bfloat16), options.adapter).eval()
     student, start = model.base, streams.layer
     with without_lora(model):
-        print(f"window alone: {held_out(model, start, pieces[:HELD_OUT])}", flush=True)
+        if rank == 0:
+            print(f"window alone: {held_out(model, start, pieces[:HELD_OUT])}", flush=True)
     if model.lora is None:
         names = [f"layers.{i}.{name}" for i in range(start, len(student.model.layers)) for name in MAPS]
         add_lora(model, r=options.rank, lora_alpha=2 * options.rank, target_modules=names)
     parameters = [p.requires_grad_(True) for name, p in student.named_parameters() if "lora_" in name]
+    torch.manual_seed(options.seed + rank)  # the maps begin alike
     masters = [p.detach().float() for p in parameters]  # bfloat16 would round small steps away
     print(f"{sum(p.numel() for p in parameters):,} parameters in layers {start} and above", flush=True)
     optimiser = torch.optim.AdamW(masters, lr=options.lr, weight_decay=0.0, betas=(0.9, 0.98))
@@ -168,27 +180,29 @@ def main() -> None:
 
     begin, shown, queue = time.time(), [], []
     for step in range(options.steps):
-        rate = min(1.0, (step + 1) / 10, (options.steps - step) / (0.5 * options.steps) + 0.02)
+        rate = min(1.0, (step + 1) / 5, (options.steps - step) / (0.9 * options.steps) + 0.02)
         optimiser.param_groups[0]["lr"] = options.lr * rate
-        if step % 2 == 0:  # what is learned of words is learned sooner
-            loss, end, whole = wording_loss(student, teacher, start, streams.sinks, draw.sample(asked, QUESTIONS))
-            short = short_text_loss(student, teacher, start, streams.sinks, draw.sample(streams.whole_texts, 1))
-            (loss + 0.3 * end + short).backward()
+        loss, end, whole = wording_loss(student, teacher, start, streams.sinks, draw.sample(asked, QUESTIONS))
+        short = short_text_loss(student, teacher, start, streams.sinks, draw.sample(streams.whole_texts, 1))
+        (loss + 0.3 * end + short).backward()
         if not queue:
             queue = load(options.teacher)[HELD_OUT:]
-            print(f"{len(queue)} pieces of text", flush=True)
             draw.shuffle(queue)
         piece = queue.pop()
-        text = distil(student.lm_head, last_states(model, start, piece["states"]), piece["last"], options.text_weight)
-        for p, master in zip(parameters, masters):
-            master.grad, p.grad = p.grad.float(), None
+        states = last_states(model, start, piece["states"])
+        text = distil(student.lm_head, states, piece["last"], piece["ids"], options.labels, options.text_weight)
+        gradient = torch.cat([p.grad.float().flatten() for p in parameters])
+        if world > 1:
+            dist.all_reduce(gradient)
+        for p, master, found in zip(parameters, masters, gradient.split([p.numel() for p in parameters])):
+            master.grad, p.grad = found.view_as(master) / world, None
         torch.nn.utils.clip_grad_norm_(masters, 1.0)
         optimiser.step()
         with torch.no_grad():
             for p, master in zip(parameters, masters):
                 p.copy_(master)
         shown.append((loss.item(), whole.item(), text, short.item(), end.item()))
-        if (step + 1) % 20 == 0 or step + 1 == options.steps:
+        if rank == 0 and ((step + 1) % EVERY == 0 or step + 1 == options.steps):
             means = [sum(x) / len(shown) for x in zip(*shown)]
             words = " ".join(f"{n} {x:.4f}" for n, x in zip(("words", "whole", "text", "short", "ends"), means))
             print(
