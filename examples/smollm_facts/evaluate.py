@@ -4,7 +4,7 @@ Every row of a batch is a conversation of its own: facts, then texts, then quest
 window of the adapter. Names, values, sentences and texts are not those of training. Beside the model as it is: no writes, no reads
 (its window alone), the memories of another row, and the base model with all tokens in its attention.
 
-python evaluate.py ADAPTER --text FILE ... [--distances 1000 4000 16000] [--rows 10] [--facts 12] [--json OUT]
+python evaluate.py [ADAPTER] --text FILE ... [--distances 1000 4000 16000] [--rows 10] [--facts 12] [--ceiling 8000] [--json OUT]
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from mnemos.attach import load_adapter, smollm
 
 SLICE = 512
-MOST_NEW = 24
+MOST_NEW = 24  # tokens of an answer; BEGUN of one whose beginning is given
+BEGUN = 10
 
 
 def conversations(tokenizer: Any, draw: random.Random, texts: Texts, facts: list[list[Fact]], length: int, split: str):
@@ -57,11 +58,11 @@ def feed(model: Any, ids: Tensor, cache: Any, mask: Tensor | None = None) -> Non
         model(ids[:, start : start + SLICE], part, past_key_values=cache, use_cache=True, logits_to_keep=1)
 
 
-def generate(model: Any, tokenizer: Any, cache: Any, mask: Tensor | None, prompts: list[list[int]]) -> list[str]:
-    """Greedy answers, one prompt per row of the cache, which stays as it is."""
+def generate(model, tokenizer, cache, mask: Tensor | None, prompts: list[list[int]], most: int) -> list[str]:
+    """Greedy answers of at most `most` tokens, one prompt per row of the cache, which stays as it is."""
     ids, new = padded_left(prompts)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    options: dict[str, Any] = {"max_new_tokens": MOST_NEW, "do_sample": False, "eos_token_id": end, "pad_token_id": end}
+    options: dict[str, Any] = {"max_new_tokens": most, "do_sample": False, "eos_token_id": end, "pad_token_id": end}
     if mask is not None:  # the base model: its cache is a plain one, and its inputs are those of the cache too
         past = torch.zeros(mask.shape, dtype=ids.dtype)
         ids, new, cache = torch.cat([past, ids], 1), torch.cat([mask, new], 1), copy.deepcopy(cache)
@@ -88,7 +89,8 @@ def ask_all(model: Any, tokenizer: Any, options: Any, facts: list[list[Fact]], c
         batch = [some[i] for some in facts]
         begun = [fact.prefix if options.begun else "" for fact in batch]
         prompts = [tokens(tokenizer, asked(draw, fact, options.split) + begin) for fact, begin in zip(batch, begun)]
-        for fact, begin, answer in zip(batch, begun, generate(model, tokenizer, cache, mask, prompts)):
+        answers = generate(model, tokenizer, cache, mask, prompts, BEGUN if options.begun else MOST_NEW)
+        for fact, begin, answer in zip(batch, begun, answers):
             answer = f"{begin} {answer}".strip()
             exact += is_right(answer, fact)
             contained += has_value(answer, fact)
@@ -99,7 +101,7 @@ def ask_all(model: Any, tokenizer: Any, options: Any, facts: list[list[Fact]], c
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("adapter")
+    parser.add_argument("adapter", nargs="?", help="without it, --ceiling alone")
     parser.add_argument("--text", nargs="+", required=True)
     parser.add_argument("--distances", type=int, nargs="+", default=[1000, 4000, 16000])
     parser.add_argument("--rows", type=int, default=10)
@@ -128,8 +130,18 @@ def main() -> None:
     if options.ceiling:
         ceiling(base, tokenizer, options, facts, ids, mask, between, results)
         print(f"base model with full attention: {time.time() - begin:.0f} s", flush=True)
-    model = load_adapter(base, options.adapter).eval()
-    cache, place = model.new_cache(), 0
+    if options.adapter:
+        with_memory(load_adapter(base, options.adapter).eval(), tokenizer, options, facts, ids, mask, between, results)
+    if options.json:
+        names = ("split", "dtype", "seed", "begun", "new_relations")
+        record = {"adapter": Path(options.adapter).name} if options.adapter else {}
+        record |= {name: getattr(options, name) for name in names} | {"results": list(results.values())}
+        Path(options.json).write_text(json.dumps(record, indent=1) + "\n")
+
+
+def with_memory(model, tokenizer, options, facts, ids, mask, between, results) -> None:
+    """The attached model, and its knock-outs."""
+    cache, place, begin = model.new_cache(), 0, time.time()
     feed(model, ids, cache, mask)
     for distance in options.distances:
         feed(model, between[:, place:distance], cache)
@@ -145,15 +157,6 @@ def main() -> None:
         print(json.dumps(row), f"{time.time() - begin:.0f} s", flush=True)
     if options.knock_outs:
         no_writes(model, tokenizer, options, facts, ids, mask, between, results)
-    if options.json:
-        record = {
-            "adapter": Path(options.adapter).name,
-            "split": options.split,
-            "dtype": options.dtype,
-            "seed": options.seed,
-        }
-        record |= {"begun": options.begun, "new_relations": options.new_relations, "results": list(results.values())}
-        Path(options.json).write_text(json.dumps(record, indent=1) + "\n")
 
 
 def no_writes(model, tokenizer, options, facts, ids, mask, between, results) -> None:

@@ -17,6 +17,7 @@ from closed_form import whitening
 from features import SINKS, causal, positions_of
 from torch import Tensor
 
+from mnemos.memory import NeuralMemory
 from mnemos.nn.conv import causal_conv
 
 NEAR = 11  # tokens that keys and queries sum up at first; from there a query may learn to look back to the question
@@ -114,16 +115,15 @@ class Keeper:
 
 
 @torch.no_grad()
-def initialise(keeper: Keeper, sources: Tensor) -> None:
+def initialise_projections(memory: NeuralMemory, x: Tensor) -> None:
     """Keys and queries begin as one random map of whitened states, summed over the last tokens; values as another, of the token alone.
 
-    sources: (N, D), what the memory reads of some tokens.
+    x: (N, D), what the memory reads of some tokens.
     """
-    memory, width = keeper.memory, sources.shape[1]
-    (q, k, v), taps = memory.splits, memory.conv.width
-    white = whitening(keeper.added.norm(sources.float()))
+    width, (q, k, v), taps = x.shape[1], memory.splits, memory.conv.width
+    white = whitening(x)
     keys = torch.nn.init.orthogonal_(torch.empty(max(q, width), width))[:q] @ white.T
-    keys *= 0.5 / (keeper.added.norm(sources[:2000].float()) @ keys.T).std()
+    keys *= 0.5 / (x[:2000] @ keys.T).std()
     memory.qkv.weight[:q] = keys
     memory.qkv.weight[q : q + k] = keys
     weight = memory.conv.weight
@@ -135,14 +135,19 @@ def initialise(keeper: Keeper, sources: Tensor) -> None:
     weight[:-1, q : q + k] = shape
     weight[-1, q + k : q + k + v] = 1.0
     values = torch.nn.init.orthogonal_(torch.empty(max(v, width), width))[:v] @ white.T
-    size = (keeper.added.norm(sources[:2000].float()) @ values.T).norm(dim=1).mean()
+    size = (x[:2000] @ values.T).norm(dim=1).mean()
     memory.qkv.weight[q + k : q + k + v] = values * (0.8 / size)  # small: SiLU is nearly linear there
     if memory.features is not None:
         offset = memory.features.log_coefficients_offset
         offset.zero_()
         offset[:, :-1] = -12.0  # the highest power alone: an unrelated key has no share
-    memory.gating.linear.weight[: memory.heads].zero_()
-    torch.nn.init.normal_(memory.gating.linear.weight[-memory.gating.config.gate_hidden :], std=width**-0.5)
-    for part in (memory.gating.token, memory.gating.read):
-        torch.nn.init.normal_(part.weight, std=0.3 * memory.gating.config.gate_hidden**-0.5)
-    keeper.added.gate.fill_(1.0)
+
+
+@torch.no_grad()
+def initialise_gates(memory: NeuralMemory) -> None:
+    """Sparse gates begin near one half for every token."""
+    gating = memory.gating
+    gating.linear.weight[: memory.heads].zero_()
+    torch.nn.init.normal_(gating.linear.weight[-gating.config.gate_hidden :], std=gating.config.dim**-0.5)
+    for part in (gating.token, gating.read):
+        torch.nn.init.normal_(part.weight, std=0.3 * gating.config.gate_hidden**-0.5)

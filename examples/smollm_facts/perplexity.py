@@ -1,9 +1,10 @@
 """Perplexity of ordinary text with an adapter: attention sees a window, and memories hold facts that were told before.
 
-Beside it: the same window without memories, without writes, and the base model with all tokens in its attention. Each text is the
-held-out end of a file. "first": the tokens inside the window, where base and window are the same; "rest": those behind it.
+Without ADAPTER, of the base with all tokens in its attention and of the base with the window alone; with it, of the adapter as it is and
+with nothing read from its memory. Each text is the held-out end of a file. "first": the tokens inside the window, where base and window are
+the same; "rest": those behind it. What OUT has already stays in it.
 
-python perplexity.py ADAPTER --text FILE ... [--length 4096] [--pieces 2] [--json OUT]
+python perplexity.py [ADAPTER] --text FILE ... [--length 4096] [--pieces 2] [--json OUT]
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import math
 import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,12 @@ import torch
 import torch.nn.functional as F
 from dialogues import Texts, tokens
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from mnemos.attach import load_adapter, smollm
+from mnemos.attach import attach, load_adapter, smollm
 
 SLICE = 512
+WINDOW = 256
 
 
 @torch.no_grad()
@@ -40,51 +43,56 @@ def losses(model: Any, ids: Tensor, cache: Any) -> Tensor:
     return torch.cat(found, 1)
 
 
+def columns(options: argparse.Namespace) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
+    """Names of columns, and what computes the losses of ids (B, T)."""
+    base = AutoModelForCausalLM.from_pretrained(smollm(), dtype=getattr(torch, options.dtype)).eval()
+    if options.adapter is None:
+        yield "base", lambda ids: losses(base, ids, DynamicCache(config=base.config))
+        model = attach(base, layers=[0], memory="deltanet", window=WINDOW)
+        with model.memory.knock_out("reads"):
+            yield "window alone", lambda ids: losses(model, ids, model.new_cache())
+    else:
+        model = load_adapter(base, options.adapter).eval()
+        assert model.attach_config.window == WINDOW
+        yield "adapter", lambda ids: losses(model, ids, model.new_cache())
+        with model.memory.knock_out("reads"):
+            yield "adapter, nothing read", lambda ids: losses(model, ids, model.new_cache())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("adapter")
+    parser.add_argument("adapter", nargs="?")
     parser.add_argument("--text", nargs="+", required=True)
     parser.add_argument("--length", type=int, default=4096)
     parser.add_argument("--pieces", type=int, default=2)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--json")
     options = parser.parse_args()
-    folder = smollm()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    base = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, options.dtype)).eval()
+    tokenizer = AutoTokenizer.from_pretrained(smollm())
+    path = None if options.json is None else Path(options.json)
+    record = {name: getattr(options, name) for name in ("length", "pieces", "dtype")} | {"perplexity": {}}
+    if path is not None and path.exists():
+        found = json.loads(path.read_text())
+        if any(found[name] != value for name, value in record.items() if name != "perplexity"):
+            parser.error(f"{path} was measured with other options")
+        record = found
     pieces = {}
-    for path in options.text:
-        texts, draw = Texts([Path(path)], (0.9, 1.0)), random.Random(0)
+    for name in options.text:
+        texts, draw = Texts([Path(name)], (0.9, 1.0)), random.Random(0)
         rows = [
             tokens(tokenizer, texts.piece(draw, 8 * options.length))[: options.length] for _ in range(options.pieces)
         ]
-        pieces[Path(path).stem] = torch.tensor(rows)
-    from transformers import DynamicCache
-
-    found: dict[str, dict[str, Tensor]] = {name: {} for name in pieces}
-    for name, ids in pieces.items():
-        found[name]["base"] = losses(base, ids, DynamicCache(config=base.config))
-    model = load_adapter(base, options.adapter).eval()
-    window = model.attach_config.window
-    for name, ids in pieces.items():
-        found[name]["memory"] = losses(model, ids, model.new_cache())
-        for what, label in (("writes", "no writes"), ("reads", "window alone")):
-            with model.memory.knock_out(what):
-                found[name][label] = losses(model, ids, model.new_cache())
-    results = {}
-    for name, kinds in found.items():
-        first = {kind: round(math.exp(x[:, : window - 1].mean()), 3) for kind, x in kinds.items()}
-        rest = {kind: round(math.exp(x[:, window - 1 :].mean()), 3) for kind, x in kinds.items()}
-        results[name] = {"first": first, "rest": rest}
-        print(name, json.dumps(results[name]), flush=True)
-    if options.json:
-        record = {
-            "adapter": Path(options.adapter).name,
-            "length": options.length,
-            "pieces": options.pieces,
-            "dtype": options.dtype,
-        }
-        Path(options.json).write_text(json.dumps(record | {"perplexity": results}, indent=1) + "\n")
+        pieces[Path(name).stem] = torch.tensor(rows)
+    for column, measure in columns(options):
+        for name, ids in pieces.items():
+            found = measure(ids)
+            parts = {"first": found[:, : WINDOW - 1], "rest": found[:, WINDOW - 1 :]}
+            row = record["perplexity"].setdefault(name, {"first": {}, "rest": {}})
+            for part, x in parts.items():
+                row[part][column] = round(math.exp(x.mean()), 3)
+            print(name, column, *(row[part][column] for part in parts), flush=True)
+            if path is not None:
+                path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

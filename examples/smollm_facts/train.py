@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from closed_form import speak
-from keeper import Keeper, Seen, initialise
+from keeper import Keeper, Seen, initialise_gates, initialise_projections
 from streams import Batch, Streams, pad
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -249,7 +249,9 @@ def main() -> None:
     keeper = Keeper(model)
     print(f"{sum(p.numel() for p in model.memories.parameters()):,} parameters beside layer {keeper.layer}", flush=True)
     some = [told for told, _ in streams.entries[:100]] + streams.texts[:100]
-    initialise(keeper, torch.cat([s.source for s in some]))
+    initialise_projections(keeper.memory, keeper.normed(torch.cat([s.source for s in some])))
+    initialise_gates(keeper.memory)
+    keeper.added.gate.data.fill_(1.0)
     if options.init:
         model.memories.load_state_dict(torch.load(options.init, weights_only=True)["memories"], strict=False)
 

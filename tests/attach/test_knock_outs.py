@@ -39,6 +39,18 @@ def test_without_reads_the_model_is_its_base():
 
 
 @torch.no_grad()
+def test_memories_that_add_nothing_are_not_computed_where_no_state_is_kept():
+    model, ids, computed = attached(**WINDOWED), tokens(2, 20), []
+    for i, added in model.memories.items():
+        added.memory.register_forward_pre_hook(lambda *_, i=i: computed.append(i))
+    with model.memory.knock_out("reads"):
+        expected, cache = model(ids, use_cache=False).logits, model.new_cache()
+        assert computed == []
+        assert_close(model(ids, past_key_values=cache).logits, expected, 5e-6)
+    assert computed == list(model.memories)
+
+
+@torch.no_grad()
 def test_swapped_rows_read_each_others_memory():
     """With equal rows nothing changes; with others, a row's output depends on the tokens of the next row."""
     model, ids = shared(**WINDOWED), tokens(2, 20)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_models import attached, tokens
 
 from mnemos.memory import Gates, NeuralMemory, read, scan
 
@@ -16,19 +17,25 @@ pytestmark = pytest.mark.skipif(not EXAMPLE.is_dir(), reason="the examples are n
 
 
 @pytest.fixture
-def keeper(monkeypatch):
-    """A keeper of one small memory, without the base."""
+def example(monkeypatch):
+    """Imports a module of the example."""
     monkeypatch.setattr(sys, "path", [str(EXAMPLE), *sys.path])
     before = set(sys.modules)
-    found = object.__new__(importlib.import_module("keeper").Keeper)
+    yield importlib.import_module
+    for name in set(sys.modules) - before:
+        if getattr(sys.modules[name], "__file__", None) and str(EXAMPLE) in sys.modules[name].__file__:
+            del sys.modules[name]
+
+
+@pytest.fixture
+def keeper(example):
+    """A keeper of one small memory, without the base."""
+    found = object.__new__(example("keeper").Keeper)
     torch.manual_seed(0)
     fields = {"structure": "linear", "anchor": "token", "momentum": False, "retain": False, "learn_w0": False}
     fields |= {"features": "monomials", "degree": 2, "gating": "sparse", "gate": "token", "conv_width": 4}
     found.memory = NeuralMemory(32, heads=2, key_dim=6, value_dim=8, max_lr=1.0, **fields)
-    yield found
-    for name in set(sys.modules) - before:
-        if getattr(sys.modules[name], "__file__", None) and str(EXAMPLE) in sys.modules[name].__file__:
-            del sys.modules[name]
+    return found
 
 
 @torch.no_grad()
@@ -57,3 +64,31 @@ def test_values_are_those_of_the_layer_where_its_convolution_sees_one_token(keep
     x = torch.randn(1, 9, 32)
     _, _, expected, _ = memory.project(x, memory.initial_state(1), None, None)
     torch.testing.assert_close(keeper.values(x[0]), expected[0], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("labels", [0.0, 0.3])
+def test_distillation_has_the_gradient_of_its_cross_entropy(example, labels):
+    torch.manual_seed(0)
+    head, teacher, ids = torch.nn.Linear(8, 30), torch.randn(40, 8), torch.randint(30, (40,))
+    states = torch.randn(40, 8).requires_grad_()
+    found = example("wording").distil(
+        head, states * 2, teacher, ids, labels, 3.0
+    )  # 39 tokens are one chunk: it is drawn
+    copy = states.detach().clone().requires_grad_()
+    student, target = head(copy * 2)[:-1], head(teacher)[:-1].softmax(-1).detach()
+    cross_entropy = torch.nn.functional.cross_entropy
+    expected = (1 - labels) * cross_entropy(student, target) + labels * cross_entropy(student, ids[1:])
+    (3 * expected).backward()
+    assert found == pytest.approx(expected.item(), rel=1e-5)
+    torch.testing.assert_close(states.grad, copy.grad, atol=1e-6, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_the_late_layers_in_training_are_those_of_the_model_with_its_window(example):
+    model, ids = attached(window=6, sinks=2), tokens(1, 30)
+    states, full = example("teacher").streams(model, ids, 1)
+    with model.memory.knock_out("reads"):
+        expected = model(ids).logits
+    found = model.base.lm_head(example("wording").last_states(model, 1, states[0]))
+    torch.testing.assert_close(found, expected[0], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(model.base.lm_head(full), model.base(ids).logits, atol=1e-5, rtol=1e-4)

@@ -51,6 +51,8 @@ class AttachedMemory(nn.Module):
     def forward(self, hidden: Tensor, call: AttachedCall) -> Tensor:
         """hidden (B, T, D) -> (B, T, D), 0 for skipped tokens. The state in the cache of the call advances."""
         call.reached.append(self.index)
+        if call.cache is None and call.switches.scale == 0.0:
+            return torch.zeros_like(hidden)  # no state to carry
         x = call.pack(hidden)  # R L D
         x = self.norm(x.to(self.gate.dtype))
         state = None if call.cache is None else call.cache.memory.get(self.index)
