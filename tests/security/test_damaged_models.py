@@ -106,6 +106,14 @@ WEIGHT_FAULTS = {
     "noise": (lambda folder: (folder / WEIGHTS).write_bytes(b"x" * 999), "model.safetensors is damaged or cut off"),
     "missing tensor": (tensors(lambda found: found.pop(NAME)), f"lacks the tensor {NAME} of its config"),
     "unexpected tensor": (tensors(lambda found: found.update(extra=torch.ones(2))), "has the tensor extra that its"),
+    "long name": (
+        tensors(lambda found: found.update({"x" * 900: torch.ones(2)})),
+        f"names a tensor '{'x' * 59}, but a name of at most 200 printable characters",
+    ),
+    "long names of shards": (
+        sharded(lambda folder, index: index["weight_map"].update({NAME: "y" * 900 + ".safetensors"})),
+        f"names the file '{'y' * 79}, but a .safetensors file beside it is expected",
+    ),
     "shape": (
         tensors(lambda found: found.update({NAME: found[NAME][:1].clone()})),
         "has shape (1, 85), but its config",

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from ..atomic_io import whole_file
 
+LONGEST_NAME = 200  # of a tensor: messages quote names
+
 
 def write_tensors(path: str | os.PathLike, tensors: dict[str, Tensor], header: dict[str, str]) -> None:
     """Write a safetensors file under a temporary name, sync it, and rename it."""
@@ -33,8 +35,10 @@ def one_line(error: BaseException) -> str:
 def check_names(path: str | os.PathLike, names: Iterable[str]) -> None:
     """Raise an error for names of tensors that cannot be quoted on one line."""
     for name in names:
-        if not name.isprintable():
-            raise ValueError(f"{path} names a tensor {name!r:.60}, but a name of printable characters is expected")
+        if not name.isprintable() or len(name) > LONGEST_NAME:
+            raise ValueError(
+                f"{path} names a tensor {name!r:.60}, but a name of at most {LONGEST_NAME} printable characters is expected"
+            )
 
 
 def read_tensors(

@@ -13,8 +13,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from ..memory.files import LONGEST_NAME, one_line
 from ..memory.files import check_names as printable_names
-from ..memory.files import one_line
 from .config import LIMITS
 
 INDEX = "model.safetensors.index.json"
@@ -90,7 +90,8 @@ def _check_index(path: Path) -> None:
     if not isinstance(places, dict) or not isinstance(index.get("metadata"), dict):
         raise ValueError(f"{path} lacks weight_map or metadata, which name the file of each tensor")
     for name in places.values():
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+        is_name = isinstance(name, str) and len(name) <= LONGEST_NAME and Path(name).name == name
+        if not is_name or not name.endswith(".safetensors"):
             raise ValueError(f"{path} names the file {name!r:.80}, but a .safetensors file beside it is expected")
         if not (path.parent / name).is_file():
             raise ValueError(f"{path} names {name}, which is missing")
@@ -198,4 +199,4 @@ def dtype_name(dtype: torch.dtype) -> str:
 def _some(names: list[str]) -> str:
     if len(names) == 1:
         return f"the tensor {names[0]}"
-    return f"{len(names)} tensors ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+    return f"{len(names)} tensors ({', '.join(f'{name:.60}' for name in names[:3])}{', ...' if len(names) > 3 else ''})"
