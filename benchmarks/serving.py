@@ -35,6 +35,7 @@ class Client:
 
     def __init__(self, port: int):
         self.port = port
+        self.generated = 0  # tokens of all answers so far: an answer may end before its limit
 
     async def post(self, path: str, body: dict[str, Any]) -> list[float]:
         """Times at which pieces of the answer arrived, after the request was sent, in seconds; one per event of a stream."""
@@ -46,13 +47,16 @@ class Client:
         times, status = [], await reader.readline()
         assert b" 200 " in status, status + await reader.read()
         async for line in reader:
-            if (line.startswith(b"data: {") and b'"text":""' not in line) or not body.get("stream"):
+            if line.startswith(b"data: {") or not body.get("stream"):
                 times.append(time.perf_counter() - started)
+            if b'"completion_tokens":' in line:
+                self.generated += json.loads(line.removeprefix(b"data: "))["usage"]["completion_tokens"]
         writer.close()
         return times
 
     def stream(self, count: int, **fields: Any) -> Any:
-        body = {"prompt": TURN, "max_tokens": count, "temperature": 0, "stream": True, "logprobs": 0} | fields
+        body: dict[str, Any] = {"prompt": TURN, "max_tokens": count, "temperature": 0, "stream": True, "logprobs": 0}
+        body |= {"stream_options": {"include_usage": True}} | fields
         return self.post("/v1/completions", body)
 
 
@@ -83,7 +87,7 @@ def start(folder: str, store: str, threads: int) -> tuple[subprocess.Popen, int,
     ]
     began = time.perf_counter()
     process = subprocess.Popen(
-        [*words, "--warm", "60M"],
+        [*words, "--warm", "1G"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -107,17 +111,21 @@ def bare(model: MnemosForCausalLM, rows: int, count: int, clock=time.perf_counte
 
 
 async def one_stream(client: Client, count: int) -> float:
-    """Seconds per token of one stream."""
-    times = await client.stream(count)
-    return (times[-1] - times[0]) / (len(times) - 1)
+    """Seconds per token of one stream, as `bare` measures them: tokens of a random model are no text each."""
+
+    async def seconds(tokens: int) -> float:
+        began = time.perf_counter()
+        await client.stream(tokens)
+        return time.perf_counter() - began
+
+    return (await seconds(count) - await seconds(1)) / (count - 1)
 
 
-async def many_streams(client: Client, count: int) -> float:
-    """Tokens per second of sessions that answer at the same time, each at another position."""
-    began = time.perf_counter()
-    found = await asyncio.gather(*(client.stream(count, session=f"many-{i}") for i in range(SESSIONS)))
-    assert len(found) == SESSIONS
-    return SESSIONS * count / (time.perf_counter() - began)
+async def turns(client: Client, count: int, sessions: int) -> float:
+    """Seconds per token of sessions that answer at the same time, each at another position; reading and saving included."""
+    began, before = time.perf_counter(), client.generated
+    await asyncio.gather(*(client.stream(count, session=f"many-{i}") for i in range(sessions)))
+    return (time.perf_counter() - began) / (client.generated - before)
 
 
 async def gaps(client: Client, count: int, prompt: int) -> tuple[float, float, float, float]:
@@ -136,26 +144,30 @@ async def gaps(client: Client, count: int, prompt: int) -> tuple[float, float, f
 
 async def run(client: Client, model: MnemosForCausalLM, pid: int, arguments: argparse.Namespace) -> None:
     count, rows = arguments.tokens, []
-    found: dict[str, list[float]] = {name: [] for name in ("bare", "stream", "batch", "first")}
-    spent: dict[str, list[float]] = {name: [] for name in ("bare", "stream", "batch")}
+    found: dict[str, list[float]] = {name: [] for name in ("bare", "stream", "one", "batch", "first")}
+    spent: dict[str, list[float]] = {name: [] for name in ("bare", "stream", "one", "batch")}
     await one_stream(client, 20)
-    await many_streams(client, 5)
+    await turns(client, 5, SESSIONS)
     for _ in range(arguments.rounds):
         spent["bare"].append(bare(model, 1, count, time.thread_time))
         found["bare"].append(bare(model, 1, count))
         began = cpu(pid)
         await client.stream(1)
-        first = cpu(pid)
-        found["stream"].append(await one_stream(client, count))
-        spent["stream"].append((cpu(pid) - first - (first - began)) / (count - 1))
+        first = cpu(pid) - began
+        began = cpu(pid)
+        found["stream"].append(await one_stream(client, count))  # `count` tokens and one
+        spent["stream"].append((cpu(pid) - began - 2 * first) / (count - 1))
+        await client.stream(1, session="warm")  # the sessions of the round before may have taken its place
         found["first"].append((await client.stream(2, session="warm"))[0])
-        before = cpu(pid)
-        found["batch"].append(1 / await many_streams(client, count))
-        spent["batch"].append((cpu(pid) - before) / count / SESSIONS)
+        for name, sessions in (("one", 1), ("batch", SESSIONS)):
+            before, generated = cpu(pid), client.generated
+            found[name].append(await turns(client, count, sessions))
+            spent[name].append((cpu(pid) - before) / (client.generated - generated))
     for name, what, other, text in (
         ("bare", "generate, one row, a token", "bare", ""),
         ("stream", "server, one stream, a token", "bare", "of generate"),
-        ("batch", f"server, {SESSIONS} sessions, a token", "stream", "of one stream"),
+        ("one", "server, a turn of one session, a token", "bare", "of generate"),
+        ("batch", f"server, turns of {SESSIONS} sessions, a token", "one", "of one session"),
         ("first", "first token of a warm session, turn of 20 tokens", "stream", "tokens of one stream"),
     ):
         seconds, work = found[name], spent.get(name)
@@ -183,7 +195,7 @@ async def run(client: Client, model: MnemosForCausalLM, pid: int, arguments: arg
         [
             f"{arguments.idle} idle sessions",
             f"{resident(pid) - before:+.0f} MB of memory",
-            "60 MB of states are kept warm",
+            "1 GB of states is kept warm",
             "",
             "",
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +35,7 @@ class Answer:
     error: ApiError | None = None
     on_event: Callable[[Event], object] | None = None  # of a request that is not streamed
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
+    created: float = field(default_factory=time.time)  # seconds since 1970
 
     @property
     def prompt_tokens(self) -> int:

@@ -6,7 +6,6 @@ response can be continued any number of times.
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -109,6 +108,8 @@ def _message(name: str, text: str, status: str) -> dict[str, Any]:
 
 
 def _response(service: Service, body: ResponsesRequest, name: str, answer: Answer, status: str) -> dict[str, Any]:
+    is_own = answer.session is not None and body.session is None  # stored under its id
+    created = answer.session.record.created if is_own else answer.created
     is_done = status == "completed"
     is_cut = is_done and any(choice.reason == "length" for choice in answer.choices)
     status = "incomplete" if is_cut else status
@@ -123,7 +124,7 @@ def _response(service: Service, body: ResponsesRequest, name: str, answer: Answe
     found = {
         "id": name,
         "object": "response",
-        "created_at": int(time.time()),
+        "created_at": int(created),
         "status": status,
         "background": False,
         "error": None,

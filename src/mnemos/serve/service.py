@@ -15,6 +15,7 @@ from ..memory import NeuralMemory
 from ..sessions import Dialogue, Sampling, SessionStore, check_name
 from ..sessions.turn import Memory
 from .answers import Answer
+from .delivery import Delivery
 from .engine import Busy, Engine
 from .errors import ApiError, api_error, engine_error
 from .jobs import Choice, Event, Job
@@ -56,7 +57,7 @@ class Service:
         self.warm = WarmSessions(model, tokenizer, store, self.limits.warm_bytes, self.limits.undo_depth)
         self.files = ThreadPoolExecutor(FILE_THREADS, thread_name_prefix="mnemos-files")
         self.engine = Engine(model, self.limits, self._observe, self._deliver)
-        self.loop: asyncio.AbstractEventLoop | None = None
+        self.delivery: Delivery | None = None
         self.is_draining = False
         self._per_owner: dict[str, int] = {}
         self._answers: dict[Job, Answer] = {}
@@ -78,7 +79,7 @@ class Service:
 
     async def start(self) -> None:
         """Start the engine. Called in the event loop."""
-        self.loop = asyncio.get_running_loop()
+        self.delivery = Delivery(asyncio.get_running_loop())
         self.engine.start()
         if self.store.ttl is not None:
             self._sweeper = asyncio.create_task(self._sweep())
@@ -287,8 +288,8 @@ class Service:
         self.metrics.observe(f"mnemos_{kind}_seconds", seconds)
 
     def _deliver(self, events: Sequence[tuple[Job, Event]]) -> None:
-        assert self.loop is not None
-        self.loop.call_soon_threadsafe(_notify, events)
+        assert self.delivery is not None
+        self.delivery.send(events)
 
     def _on_end(self, job: Job) -> None:
         try:
@@ -350,6 +351,8 @@ class Service:
     # In the event loop
 
     def _ended(self, answer: Answer) -> None:
+        assert self.delivery is not None
+        self.delivery.deliver()  # what came before the last event
         self._answers.pop(answer.job, None)
         owner = answer.job.owner
         left = self._per_owner.get(owner, 1) - 1
@@ -365,8 +368,3 @@ class Service:
 def new_response_name() -> str:
     """The id of a response, which is also the name of the session behind it."""
     return f"{RESPONSE}{uuid.uuid4().hex}"
-
-
-def _notify(events: Sequence[tuple[Job, Event]]) -> None:
-    for job, event in events:
-        job.notify(event)
