@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import math
+import shutil
 import signal
 from pathlib import Path
 
@@ -245,17 +246,18 @@ def test_the_commands_on_a_run_work(trained, tmp_path, monkeypatch, capsys):
 
 def test_a_run_names_its_base_and_refuses_another(trained, tmp_path):
     folder, trainer, _ = trained
+    run = shutil.copytree(trainer.path, tmp_path / "runs" / "a")  # other tests read the run as it was
     saved = TrainConfig.load(trainer.path / "config.yaml")
     assert saved.base.model == str(base_folder(folder)) and saved.base.hash == trainer.config.base.hash
     other = base_folder(folder, seed=1)
-    config, resume = read_arguments(["--resume", str(trainer.path), "--base", str(other), "--steps", "50"])
+    config, resume = read_arguments(["--resume", str(run), "--base", str(other), "--steps", "50"])
     with pytest.raises(
         ValueError, match=r"base-1' is another model than the base of the run: its weights have the hash"
     ):
         Trainer(config, resume=resume)
     moved = tmp_path / "elsewhere"
     moved.symlink_to(base_folder(folder))
-    config, resume = read_arguments(["--resume", str(trainer.path), "--base", str(moved), "--steps", "41"])
+    config, resume = read_arguments(["--resume", str(run), "--base", str(moved), "--steps", "41"])
     assert Trainer(config, resume=resume).config.base.model == str(moved)
 
 
